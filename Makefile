@@ -1,0 +1,45 @@
+# Everything that there is to do is listed by `make help`. As root, demo and test install what is missing from Debian's
+# packages; otherwise they say what to install.
+
+SHELL := /bin/bash
+ARGS ?=
+BUF := go tool -modfile=tools.mod buf
+
+.PHONY: help
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: build
+build: ## Build all commands into bin/
+	CGO_ENABLED=0 go build -trimpath -o bin/ ./cmd/...
+
+.PHONY: demo
+demo: build ## Watch a filesystem being made, mounted, measured and grown in a microVM (ARGS=-json for machines)
+	@go run ./test/setup
+	@go build -o bin/ ./test/demo && exec bin/demo -bin bin $(ARGS)
+
+.PHONY: test
+test: build lint verify ## Check and test everything, VMs included
+	@go run ./test/setup -test
+	CRUST_REQUIRE=$${CRUST_REQUIRE-$$([ $$(id -u) = 0 ] && echo root,vm)} go test -race -shuffle=on -timeout 60m ./...
+
+.PHONY: bench
+bench: build ## Measure, side by side with the alternatives
+	@go run ./test/setup -test
+	go test -run '^$$' -bench . -benchtime 1s ./...
+
+.PHONY: lint
+lint: ## gofmt, go vet, staticcheck
+	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); [ -z "$$unformatted" ] || { echo "not formatted (gofmt -w): $$unformatted"; exit 1; }
+	go vet ./...
+	go tool staticcheck ./...
+
+.PHONY: generate
+generate: ## Generate code from the .proto files
+	$(BUF) lint
+	$(BUF) generate
+
+.PHONY: verify
+verify: generate ## Fail if generated code or go.mod is not what is committed
+	@go mod tidy -diff
+	@git diff --exit-code -- protocol || { echo "generated code differs: commit the result of make generate"; exit 1; }
