@@ -1,0 +1,2 @@
+// Package adminv1 is generated from admin.proto, which documents it.
+package adminv1

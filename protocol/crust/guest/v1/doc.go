@@ -1,0 +1,2 @@
+// Package guestv1 is generated from guest.proto, which documents it.
+package guestv1
