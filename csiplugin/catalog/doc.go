@@ -1,0 +1,17 @@
+// Package catalog is what a pool knows of its volumes: which exist, what was asked for, what this node does with them, and
+// what was about to be done when a process died. It is one bbolt file beside the data, so that a pool can be moved with
+// its disk.
+//
+// The catalog stores and finds; it decides nothing and touches nothing else. Whoever changes the world writes the intent
+// first, acts, and then writes the outcome ([Volume.State], [Volume.Expanding], [Publish.State], [Node.Formatting]). Each
+// write is one transaction and durable when it returns.
+//
+// A catalog that is damaged, that a newer version has written, or that belongs to another pool is refused and left as it
+// is. Every record carries a checksum of its own, because bbolt has none for data. Space for the transactions that give
+// things back is reserved ahead ([Catalog.Reserve]), so that volumes can be deleted and unpublished when the disk is full.
+//
+// Snapshots and groups will be buckets of their own beside "volumes", keyed by their handles, and a volume made from one
+// names it in [Volume.Source]; a format number that older versions refuse goes with that.
+//
+// Nothing confidential is in it: of mount flags, which CSI allows to be confidential, there is only a digest.
+package catalog

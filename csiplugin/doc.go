@@ -1,0 +1,30 @@
+// Package csiplugin is a CSI 1.13 plugin for volumes on one node's disks. It speaks protocol/csi/deferred: asked to, it
+// publishes a volume by saying which file a sandbox has to attach, and mounts nothing; everybody else gets an ordinary
+// mount, or a block device, on the host.
+//
+// # Where things are
+//
+// [Plugin] opens a pool (package pool) and serves the CSI services on a unix socket. What exists and what this node does
+// with it is in the pool's catalog (package catalog); data is in an engine (package engine, with engine/reflink); what is
+// mounted is known to the kernel only (packages hostmount and loopdev) and asked there each time. The RPCs are one file per
+// family. Each reads as phases: parse the request, take the volume's lock, finish what an earlier process left undone,
+// plan, apply.
+//
+// # Rules
+//
+// Volumes are thin: creating one takes no space, and a pool can be promised more than once over; GetCapacity reports what
+// is free now. A volume is on one node and in one pool, and the topology segment "<driver name>/pool" says in which.
+//
+// Staging mounts nothing: at that time it is not known whether the volume will be deferred. The first publish on the host
+// mounts the volume at its staging path, the last unpublish unmounts it, and in between it can only be published on the
+// host. A volume that is published deferred is published nowhere else, unless all its publishes are read-only and deferred.
+//
+// A filesystem is made only on a volume that was never written, which the engine knows and blkid does not. While it is
+// being made the catalog says so; if that is found later, the volume has never been in use, is erased and made again.
+//
+// A record that another boot of the machine made (by the kernel's boot id) is not a use: its mounts are gone and its
+// sandboxes too. It stands in nobody's way, and is set up again when the same is to be published.
+//
+// At most one call works on a volume at a time; another one is ABORTED. What has to survive a kill is written before it is
+// done and completed, or undone, by the next call for that volume or the next start (settle.go).
+package csiplugin

@@ -1,0 +1,142 @@
+package reflink
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+
+	"crust.dev/crust/csiplugin/engine"
+	"crust.dev/crust/csiplugin/internal/diskfull"
+	"crust.dev/crust/protocol/rpc/crashpoint"
+)
+
+// Create makes the file beside its name and renames it into place.
+func (e *Engine) Create(ctx context.Context, name engine.Name, size int64) error {
+	if err := e.create(ctx, name, size); err != nil {
+		return fmt.Errorf("create object %s: %w", name, diskfull.Kind(err))
+	}
+	return nil
+}
+
+func (e *Engine) create(ctx context.Context, name engine.Name, size int64) error {
+	st, err := e.Stat(ctx, name)
+	switch {
+	case err == nil && st.Size == size && st.NeverWritten:
+		return syncDir(e.dir) // the rename of a process that died may not be durable yet
+	case err == nil:
+		return fmt.Errorf("it exists with %d bytes, never written %t: %w", st.Size, st.NeverWritten, errdefs.ErrAlreadyExists)
+	case !errors.Is(err, errdefs.ErrNotFound):
+		return err
+	}
+	unfinished := filepath.Join(e.dir, temporary+string(name))
+	if err := os.Remove(unfinished); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	if err := makeSparse(ctx, unfinished, size); err != nil {
+		return errors.Join(err, removeIfThere(unfinished))
+	}
+	crashpoint.At(ctx, "object file made under its temporary name")
+	if err := os.Rename(unfinished, e.Path(name)); err != nil {
+		return errors.Join(err, removeIfThere(unfinished))
+	}
+	crashpoint.At(ctx, "object file renamed")
+	return syncDir(e.dir)
+}
+
+func makeSparse(ctx context.Context, path string, size int64) error {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return err
+	}
+	crashpoint.At(ctx, "object file empty")
+	return errors.Join(truncate(f, size), f.Sync(), f.Close())
+}
+
+func truncate(f *os.File, size int64) error {
+	err := f.Truncate(size)
+	if errors.Is(err, unix.EFBIG) {
+		return fmt.Errorf("%d bytes: %w: %w", size, err, errdefs.ErrOutOfRange)
+	}
+	return err
+}
+
+// Grow extends the file.
+func (e *Engine) Grow(_ context.Context, name engine.Name, size int64) error {
+	f, err := e.open(name, os.O_RDWR)
+	if err != nil {
+		return fmt.Errorf("grow: %w", err)
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return fmt.Errorf("grow object %s: %w", name, err)
+	}
+	if info.Size() < size {
+		err = truncate(f, size)
+	}
+	if err := errors.Join(err, f.Sync()); err != nil {
+		return fmt.Errorf("grow object %s: %w", name, diskfull.Kind(err))
+	}
+	return nil
+}
+
+// Erase punches one hole into the whole file, under a lease that keeps everybody else out.
+func (e *Engine) Erase(ctx context.Context, name engine.Name) error {
+	return e.exclusively(ctx, name, func(f *os.File) error {
+		info, err := f.Stat()
+		if err != nil {
+			return fmt.Errorf("erase object %s: %w", name, err)
+		}
+		err = unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, info.Size())
+		crashpoint.At(ctx, "object punched")
+		if err := errors.Join(err, f.Sync()); err != nil {
+			return fmt.Errorf("erase object %s: %w", name, diskfull.Kind(err))
+		}
+		never, err := neverWritten(f)
+		if err != nil {
+			return fmt.Errorf("erase object %s: %w", name, err)
+		}
+		if !never {
+			return fmt.Errorf("erase object %s: it still has data: %w", name, errdefs.ErrInternal)
+		}
+		return nil
+	})
+}
+
+// Delete unlinks the file, under a lease that keeps everybody else out.
+func (e *Engine) Delete(ctx context.Context, name engine.Name) error {
+	err := e.exclusively(ctx, name, func(*os.File) error {
+		if err := os.Remove(e.Path(name)); err != nil {
+			return fmt.Errorf("delete object %s: %w", name, err)
+		}
+		return nil
+	})
+	if err != nil && !errors.Is(err, errdefs.ErrNotFound) {
+		return err
+	}
+	crashpoint.At(ctx, "object file unlinked")
+	if err := errors.Join(removeIfThere(filepath.Join(e.dir, temporary+string(name))), syncDir(e.dir)); err != nil {
+		return fmt.Errorf("delete object %s: %w", name, err)
+	}
+	return nil
+}
+
+func removeIfThere(path string) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}

@@ -1,0 +1,4 @@
+package hostmount
+
+// FindMount is findMount.
+var FindMount = findMount
