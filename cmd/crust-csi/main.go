@@ -1,0 +1,144 @@
+// Command crust-csi is the CSI plugin: it serves the volumes of one storage pool on this node.
+//
+//	crust-csi --endpoint unix:///run/crust/csi.sock --node-id NODE --pool /var/lib/crust/pool
+//
+// It needs CAP_SYS_ADMIN for mounts and loop devices, CAP_SYS_RESOURCE to grow mounted ext4 filesystems, and CAP_CHOWN,
+// CAP_FOWNER and CAP_LEASE; the tools mkfs.ext4, mkfs.xfs, blkid, fsck, mount, resize2fs and xfs_growfs on its PATH; and
+// /proc of the host's pid namespace if its messages are to name who uses a volume.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"crust.dev/crust/csiplugin"
+)
+
+// version is set when a release is built (-ldflags "-X main.version=...").
+var version = ""
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, os.Args[1:], os.Stdout, os.Stderr); err != nil {
+		fmt.Fprintln(os.Stderr, "crust-csi:", err)
+		os.Exit(1)
+	}
+}
+
+// run is main without the process around it.
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	o, err := parse(args, stdout)
+	if errors.Is(err, flag.ErrHelp) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if o.version {
+		_, err := fmt.Fprintln(stdout, "crust-csi", o.config.Version)
+		return err
+	}
+	if o.config.Log, err = logger(stderr, o.logLevel, o.logFormat); err != nil {
+		return err
+	}
+	plugin, err := csiplugin.New(o.config)
+	if err != nil {
+		return err
+	}
+	return plugin.Run(ctx)
+}
+
+type options struct {
+	config              csiplugin.Config
+	logLevel, logFormat string
+	version             bool
+}
+
+// parse reads the command line. For --help it prints what there is and returns flag.ErrHelp.
+func parse(args []string, stdout io.Writer) (options, error) {
+	o := options{config: csiplugin.Config{Version: programVersion()}}
+	flags := flag.NewFlagSet("crust-csi", flag.ContinueOnError)
+	flags.SetOutput(io.Discard) // errors are the caller's to print
+	flags.Usage = func() {}
+	help := func() {
+		flags.SetOutput(stdout)
+		fmt.Fprintln(stdout, "usage: crust-csi --node-id ID --pool DIR [flags]\n\nThe CSI plugin for the volumes of one storage pool on this node.\n\nflags:")
+		flags.PrintDefaults()
+	}
+	flags.StringVar(&o.config.Endpoint, "endpoint", os.Getenv("CSI_ENDPOINT"), "`socket` to serve on, unix:///path (default: $CSI_ENDPOINT)")
+	flags.StringVar(&o.config.NodeID, "node-id", "", "`id` of this node as the CO knows it")
+	flags.StringVar(&o.config.PoolDir, "pool", "", "`directory` of the pool, with the same path on the host")
+	flags.StringVar((*string)(&o.config.Mode), "mode", string(csiplugin.ModeAll), "services to serve: all, controller or node")
+	flags.StringVar(&o.config.DriverName, "driver-name", csiplugin.DefaultDriverName, "`name` of the driver")
+	flags.Var((*size)(&o.config.PoolSize), "pool-size", "`size` of the image that a pool is made with where the directory's filesystem is neither XFS with reflink nor btrfs,\nin bytes or with Ki, Mi, Gi or Ti (default: half of the free space, at least 1Gi)")
+	flags.StringVar(&o.logLevel, "log-level", "info", "least `level` that is logged: debug, info, warn or error")
+	flags.StringVar(&o.logFormat, "log-format", "text", "`format` of the log: text or json")
+	flags.BoolVar(&o.version, "version", false, "print the version and exit")
+	if err := flags.Parse(args); err != nil {
+		if errors.Is(err, flag.ErrHelp) {
+			help()
+		}
+		return o, err
+	}
+	if flags.NArg() > 0 {
+		return o, fmt.Errorf("unexpected argument %q", flags.Arg(0))
+	}
+	return o, nil
+}
+
+func logger(w io.Writer, level, format string) (*slog.Logger, error) {
+	var l slog.Level
+	if err := l.UnmarshalText([]byte(level)); err != nil {
+		return nil, fmt.Errorf("log level %q: want debug, info, warn or error", level)
+	}
+	o := &slog.HandlerOptions{Level: l}
+	switch format {
+	case "text":
+		return slog.New(slog.NewTextHandler(w, o)), nil
+	case "json":
+		return slog.New(slog.NewJSONHandler(w, o)), nil
+	}
+	return nil, fmt.Errorf("log format %q: want text or json", format)
+}
+
+// programVersion is that of the release, or else what the build knows of the source.
+func programVersion() string {
+	if version != "" {
+		return version
+	}
+	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
+		return info.Main.Version
+	}
+	return "unknown"
+}
+
+// size is a flag: bytes, with a binary unit or without.
+type size int64
+
+func (s *size) String() string { return strconv.FormatInt(int64(*s), 10) }
+
+func (s *size) Set(text string) error {
+	digits, shift := text, 0
+	for unit, n := range map[string]int{"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40} {
+		if rest, ok := strings.CutSuffix(text, unit); ok {
+			digits, shift = rest, n
+		}
+	}
+	n, err := strconv.ParseUint(digits, 10, 63-shift)
+	if err != nil {
+		return fmt.Errorf("want bytes, or a number with Ki, Mi, Gi or Ti")
+	}
+	*s = size(n << shift)
+	return nil
+}

@@ -1,0 +1,65 @@
+package main
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+
+	"crust.dev/crust/csiplugin"
+)
+
+func TestRunAnswersByItself(t *testing.T) {
+	for name, c := range map[string]struct {
+		args       []string
+		stdout, ok string
+	}{
+		"help":               {[]string{"--help"}, "--node-id", ""},
+		"version":            {[]string{"--version"}, "crust-csi ", ""},
+		"an unknown flag":    {[]string{"--bogus"}, "", "bogus"},
+		"an argument":        {[]string{"bogus"}, "", "bogus"},
+		"a bad log level":    {[]string{"--log-level", "loud"}, "", "loud"},
+		"a bad log format":   {[]string{"--log-format", "xml"}, "", "xml"},
+		"a bad pool size":    {[]string{"--pool-size", "10GB"}, "", "pool-size"},
+		"a bad mode":         {[]string{"--endpoint", "unix:///a", "--node-id", "n", "--pool", "/p", "--mode", "some"}, "", "some"},
+		"nothing to work on": {nil, "", "endpoint"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Setenv("CSI_ENDPOINT", "")
+			var stdout, stderr bytes.Buffer
+			err := run(t.Context(), c.args, &stdout, &stderr)
+			if c.ok == "" && err != nil || c.ok != "" && (err == nil || !strings.Contains(err.Error(), c.ok)) {
+				t.Errorf("got %v", err)
+			}
+			if !strings.Contains(stdout.String(), c.stdout) || stderr.Len() > 0 {
+				t.Errorf("printed were %q and %q", &stdout, &stderr)
+			}
+		})
+	}
+}
+
+func TestFlags(t *testing.T) {
+	t.Setenv("CSI_ENDPOINT", "unix:///env.sock")
+	o, err := parse([]string{"--node-id", "n", "--pool", "/p", "--pool-size", "10Gi", "--mode", "node", "--driver-name", "d"}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := csiplugin.Config{Endpoint: "unix:///env.sock", NodeID: "n", PoolDir: "/p", PoolSize: 10 << 30, Mode: csiplugin.ModeNode, DriverName: "d", Version: o.config.Version}
+	if o.config != want || o.config.Version == "" {
+		t.Errorf("got %+v, want %+v", o.config, want)
+	}
+}
+
+func TestSize(t *testing.T) {
+	for text, want := range map[string]int64{"1": 1, "4Ki": 4096, "300Mi": 300 << 20, "7Ti": 7 << 40, "8388607Ti": 8388607 << 40} {
+		var s size
+		if err := s.Set(text); err != nil || int64(s) != want {
+			t.Errorf("%s is %d, %v", text, s, err)
+		}
+	}
+	for _, text := range []string{"", "-1", "1GB", "Gi", "1.5Gi", "8388608Ti", "9223372036854775808", "1Gi Gi"} {
+		var s size
+		if err := s.Set(text); err == nil {
+			t.Errorf("%q is %d", text, s)
+		}
+	}
+}
