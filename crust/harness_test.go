@@ -36,13 +36,14 @@ import (
 
 // node is a daemon with a driver behind it and a kubelet's directory before it.
 type node struct {
-	t      *testing.T
+	t      testing.TB
 	dir    string
 	driver *sptest.Driver
 	config crust.Config
 	log    *logBuffer
 
-	stop       func() // the daemon
+	watch      func(place string) // called at every step of a change; set before start
+	stop       func()             // the daemon
 	stopDriver func()
 	conn       *grpc.ClientConn
 }
@@ -65,7 +66,8 @@ func (b *logBuffer) String() string {
 	return b.text.String()
 }
 
-func newNode(t *testing.T) *node {
+// newNode starts both; change may alter the daemon's configuration before.
+func newNode(t testing.TB, change ...func(*crust.Config)) *node {
 	t.Helper()
 	priv.Root(t)
 	dir, err := os.MkdirTemp("", "crust-") // t.TempDir would be too long for a socket
@@ -82,6 +84,9 @@ func newNode(t *testing.T) *node {
 		ShimHandler:     remote.Name,
 		DefaultHandler:  remote.Name,
 		Log:             slog.New(slog.NewTextHandler(n.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
+	}
+	for _, change := range change {
+		change(&n.config)
 	}
 	n.stopDriver = n.driver.Serve(t, n.path("sp.sock"))
 	n.start()
@@ -110,7 +115,7 @@ func (n *node) start() {
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithCancel(withWatch(context.Background(), n.watch))
 	done := make(chan error, 1)
 	go func() { done <- daemon.Run(ctx) }()
 	n.stop = sync.OnceFunc(func() {
