@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"testing"
 
+	"crust.dev/crust/test/node"
 	"crust.dev/crust/test/priv"
 	"crust.dev/crust/test/vm"
 )
@@ -79,7 +80,7 @@ func (d *demoRun) lines(t *testing.T, see func(line)) (end struct {
 // nothingLeft checks what the demo promises of its end.
 func (d *demoRun) nothingLeft(t *testing.T) {
 	t.Helper()
-	if err := leftovers(d.dir); err != nil {
+	if err := node.Leftovers(d.dir); err != nil {
 		t.Error(err)
 	}
 	if entries, err := os.ReadDir(d.dir); err != nil || len(entries) > 0 {

@@ -11,6 +11,8 @@ import (
 	"os/signal"
 	"path/filepath"
 	"syscall"
+
+	"crust.dev/crust/test/node"
 )
 
 func main() {
@@ -31,33 +33,36 @@ func run(ctx context.Context, bin, dir string, keep bool, report *report) int {
 		fmt.Fprintln(os.Stderr, "demo: loop devices and the pool's own mount need root; run this as root")
 		return 1
 	}
-	w, err := newWorld(bin, dir)
+	n, err := node.New(bin, dir)
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "demo: %v\n", err)
 		return 1
 	}
-	played := w.play(ctx, report)
-	closed := w.close()
+	played := play(ctx, n, report)
+	closed := n.Close()
 	if played == nil {
 		// After a failure, or an interruption, a process may end as badly as it likes as long as it is gone.
-		closed = errors.Join(closed, w.ended())
+		closed = errors.Join(closed, n.Ended())
 	}
-	if err := errors.Join(closed, leftovers(w.dir)); err != nil {
+	if err := errors.Join(closed, node.Leftovers(n.Dir)); err != nil {
 		report.failed("clean-up", err)
 	} else if played == nil {
 		_ = report.step(context.WithoutCancel(ctx), "", "nothing is left behind: no process, mount, loop device or file", func(context.Context) (string, error) {
-			return "", w.removeFiles(keep)
+			if keep {
+				return n.Dir, nil
+			}
+			return "", os.RemoveAll(n.Dir)
 		})
 	}
 	if report.interrupted && report.failures == 0 {
-		if err := os.RemoveAll(w.dir); err != nil {
+		if err := os.RemoveAll(n.Dir); err != nil {
 			report.failed("clean-up", err)
 		}
 	}
 	report.end()
 	switch {
 	case report.failures > 0 || played != nil && !report.interrupted:
-		fmt.Fprintf(os.Stderr, "demo: look at the logs in %s (crustd.log, crust-csi.log, sandbox-*.log)\n", filepath.Join(w.dir, "logs"))
+		fmt.Fprintf(os.Stderr, "demo: look at the logs in %s (crustd.log, crust-csi.log, sandbox-*.log)\n", filepath.Join(n.Dir, "logs"))
 		return 1
 	case report.interrupted:
 		return 130

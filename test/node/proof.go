@@ -1,4 +1,4 @@
-package main
+package node
 
 import (
 	"context"
@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// witness watches the host's mounts and loop devices all the while: a mount that comes and goes is seen too.
-type witness struct {
+// Witness watches the host's mounts and loop devices all the while: a mount that comes and goes is seen too.
+type Witness struct {
 	mu   sync.Mutex
 	seen map[string]bool
 	err  error
@@ -27,10 +27,10 @@ type witness struct {
 // samples is how often loop devices are looked at; of mounts the kernel tells.
 const sampleInterval = 25 * time.Millisecond
 
-// watch begins after the pool has been set up: what is there then is no volume's.
-func watch() (*witness, error) {
+// Watch begins after the pool has been set up: what is there then is no volume's.
+func Watch() (*Witness, error) {
 	ctx, cancel := context.WithCancel(context.Background())
-	w := &witness{seen: map[string]bool{}, stop: cancel, done: make(chan struct{})}
+	w := &Witness{seen: map[string]bool{}, stop: cancel, done: make(chan struct{})}
 	before, err := hostStorage()
 	if err != nil {
 		cancel()
@@ -57,7 +57,7 @@ func watch() (*witness, error) {
 	return w, nil
 }
 
-func (w *witness) look(before []string) {
+func (w *Witness) look(before []string) {
 	now, err := hostStorage()
 	if err != nil {
 		w.fail(err)
@@ -72,20 +72,21 @@ func (w *witness) look(before []string) {
 	}
 }
 
-func (w *witness) fail(err error) {
+func (w *Witness) fail(err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.err = errors.Join(w.err, err)
 }
 
-func (w *witness) close() {
+// Close ends it.
+func (w *Witness) Close() {
 	w.stop()
 	<-w.done
 }
 
-// verdict is an error if the host has mounted or looped anything that the volume, or a path of the demo, is part of. The
+// Verdict is an error if the host has mounted or looped anything that the volume, or a path in dir, is part of. The
 // seals of target paths are crustd's own and hold nothing.
-func (w *witness) verdict(dir string) error {
+func (w *Witness) Verdict(dir string) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.err != nil {
@@ -124,8 +125,8 @@ func hostStorage() ([]string, error) {
 	return list, nil
 }
 
-// leftovers is an error if a process, a mount or a loop device of the demo is still there. All of them name its directory.
-func leftovers(dir string) error {
+// Leftovers is an error if a process, a mount or a loop device is still there that names a directory.
+func Leftovers(dir string) error {
 	entries, err := hostStorage()
 	if err != nil {
 		return err

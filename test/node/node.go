@@ -1,0 +1,201 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"crust.dev/crust/protocol/rpc"
+)
+
+// stopTimeout is how long a process may take to end before it is killed.
+const stopTimeout = 30 * time.Second
+
+// Node is the driver, the daemon and sandboxes.
+type Node struct {
+	// Dir has everything: sockets, logs, the pool, the kubelet's directory.
+	Dir string
+	// DaemonArgs are further arguments of crustd.
+	DaemonArgs []string
+	// Accel is what sandboxes run with: kvm, tcg, or auto for what a probe finds.
+	Accel string
+
+	bin       string
+	processes []*process
+	services  int       // how many of the processes are the driver and the daemon
+	volumes   []*Volume // that may have to be given back
+	conn      *grpc.ClientConn
+}
+
+// process is one that was started, in a process group of its own so that a Ctrl-C does not reach it past us.
+type process struct {
+	name string
+	cmd  *exec.Cmd
+	log  *os.File
+	done chan struct{}
+	err  error
+}
+
+// New makes a node in a new directory in dir, whose filesystem must allow direct I/O. bin has the commands.
+func New(bin, dir string) (*Node, error) {
+	bin, err := filepath.Abs(bin)
+	if err != nil {
+		return nil, err
+	}
+	n := &Node{bin: bin, Accel: "auto"}
+	if n.Dir, err = os.MkdirTemp(dir, "crust-node-"); err != nil {
+		return nil, err
+	}
+	for _, sub := range []string{"logs", "pool", "staging", "pods"} {
+		if err := os.Mkdir(n.Path(sub), 0o750); err != nil {
+			return nil, err
+		}
+	}
+	return n, nil
+}
+
+// Path is one within the node's directory.
+func (n *Node) Path(elem ...string) string {
+	return filepath.Join(append([]string{n.Dir}, elem...)...)
+}
+
+// start starts a process with its output in a log. stdout may be nil.
+func (n *Node) start(name string, stdout *os.File, command string, args ...string) (*process, error) {
+	log, err := os.Create(n.Path("logs", name+".log"))
+	if err != nil {
+		return nil, err
+	}
+	p := &process{name: name, log: log, done: make(chan struct{}), cmd: exec.Command(filepath.Join(n.bin, command), args...)}
+	p.cmd.Stdout, p.cmd.Stderr = log, log
+	if stdout != nil {
+		p.cmd.Stdout = stdout
+	}
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if err := p.cmd.Start(); err != nil {
+		return nil, errors.Join(err, log.Close())
+	}
+	go func() {
+		p.err = p.cmd.Wait()
+		_ = log.Close()
+		close(p.done)
+	}()
+	n.processes = append(n.processes, p)
+	return p, nil
+}
+
+// stop asks a process to end, and waits for it.
+func (p *process) stop() error {
+	select {
+	case <-p.done:
+		return nil
+	default:
+	}
+	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return fmt.Errorf("stop %s: %w", p.name, err)
+	}
+	select {
+	case <-p.done:
+		return nil
+	case <-time.After(stopTimeout):
+		_ = p.cmd.Process.Kill()
+		<-p.done
+		return fmt.Errorf("%s did not end within %v and was killed; see %s", p.name, stopTimeout, p.log.Name())
+	}
+}
+
+func (p *process) ended() error {
+	if p.err != nil {
+		return fmt.Errorf("%s: %w; see %s", p.name, p.err, p.log.Name())
+	}
+	return nil
+}
+
+// Close stops everything, the youngest first: sandboxes, then, when their volumes were given back, the services.
+func (n *Node) Close() error {
+	var errs []error
+	for i := len(n.processes) - 1; i >= n.services; i-- {
+		errs = append(errs, n.processes[i].stop())
+	}
+	errs = append(errs, n.giveBack())
+	if n.conn != nil {
+		errs = append(errs, n.conn.Close())
+	}
+	for i := min(n.services, len(n.processes)) - 1; i >= 0; i-- {
+		errs = append(errs, n.processes[i].stop())
+	}
+	return errors.Join(errs...)
+}
+
+// Ended says how the services have ended.
+func (n *Node) Ended() error {
+	var errs []error
+	for _, p := range n.processes[:n.services] {
+		errs = append(errs, p.ended())
+	}
+	return errors.Join(errs...)
+}
+
+// giveBack returns the volumes that are still there.
+func (n *Node) giveBack() error {
+	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
+	defer cancel()
+	var errs []error
+	for _, v := range n.volumes {
+		if v.ID == "" {
+			continue
+		}
+		for _, step := range []func(context.Context) error{v.Unpublish, v.Unstage, v.Delete} {
+			errs = append(errs, step(ctx))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// StartServices starts the driver and the daemon and waits until both listen.
+func (n *Node) StartServices(ctx context.Context) error {
+	csi, err := n.start("crust-csi", nil, "crust-csi", "--endpoint", "unix://"+n.Path("csi.sock"), "--node-id", "node1", "--pool", n.Path("pool"))
+	if err != nil {
+		return err
+	}
+	daemon, err := n.start("crustd", nil, "crustd", append([]string{
+		"--endpoint", "unix://" + n.Path("crustd.sock"), "--driver-endpoint", "unix://" + n.Path("csi.sock"),
+		"--runtime-endpoint", "unix://" + n.Path("runtime.sock"), "--state-dir", n.Path("state"),
+	}, n.DaemonArgs...)...)
+	if err != nil {
+		return err
+	}
+	n.services = len(n.processes)
+	for socket, p := range map[string]*process{"csi.sock": csi, "crustd.sock": daemon} {
+		if err := waitForSocket(ctx, n.Path(socket), p); err != nil {
+			return err
+		}
+	}
+	n.conn, err = rpc.Dial(n.Path("crustd.sock"))
+	return err
+}
+
+func waitForSocket(ctx context.Context, path string, p *process) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	for {
+		conn, err := net.Dial("unix", path)
+		if err == nil {
+			return conn.Close()
+		}
+		select {
+		case <-p.done:
+			return fmt.Errorf("%s ended at once: %w; see %s", p.name, p.err, p.log.Name())
+		case <-ctx.Done():
+			return fmt.Errorf("%s does not listen: %w; see %s", p.name, ctx.Err(), p.log.Name())
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
