@@ -1,6 +1,7 @@
 package crust
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 
 	"crust.dev/crust/crust/internal/admin"
 	"crust.dev/crust/crust/internal/kube/registration"
+	"crust.dev/crust/crust/internal/policy"
 	"crust.dev/crust/crust/internal/proxy"
 	"crust.dev/crust/crust/internal/runtimeapi"
 	"crust.dev/crust/crust/internal/sandboxes"
@@ -143,21 +145,28 @@ func (s *services) admin(ctx context.Context) error {
 	adminv1.RegisterAdminServer(server, admin.New(admin.Config{
 		Deferrals:      s.parts.manager,
 		Checks:         s.checks,
-		Version:        s.daemon.config.Version,
-		Drivers:        s.describeDrivers,
+		Describe:       s.describe,
 		Handlers:       s.daemon.config.Handlers,
-		RuntimeClasses: s.daemon.config.RuntimeClasses,
+		RuntimeClasses: func() map[string]string { return s.daemon.config.RuntimeClasses },
 	}))
 	return s.grpc(ctx, s.daemon.sockets.admin, server)
 }
 
-func (s *services) describeDrivers(ctx context.Context) []*adminv1.Driver {
-	var list []*adminv1.Driver
+func (s *services) describe(ctx context.Context) *adminv1.GetStatusResponse {
+	config := s.daemon.config
+	resp := &adminv1.GetStatusResponse{
+		Version:         config.Version,
+		StateDir:        config.StateDir,
+		RuntimeEndpoint: s.daemon.sockets.runtime,
+		KepEndpoint:     s.daemon.sockets.kep,
+		DefaultPolicy:   cmp.Or(config.DefaultPolicy, policy.Never),
+		DefaultHandler:  config.DefaultHandler,
+	}
 	for i, sockets := range s.daemon.sockets.drivers {
 		name, _ := s.parts.providers[i].Name(ctx) // one that does not answer is a failed check
-		list = append(list, &adminv1.Driver{Name: name, Endpoint: sockets.endpoint, Upstream: sockets.upstream})
+		resp.Drivers = append(resp.Drivers, &adminv1.Driver{Name: name, Endpoint: sockets.endpoint, Upstream: sockets.upstream})
 	}
-	return list
+	return resp
 }
 
 // http serves health and metrics.

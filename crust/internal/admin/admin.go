@@ -27,12 +27,11 @@ const statsTimeout = 5 * time.Second
 type Config struct {
 	Deferrals *deferrals.Manager
 	Checks    status.Checks
-	Version   string
-	// Drivers returns the drivers that the daemon fronts.
-	Drivers func(ctx context.Context) []*adminv1.Driver
-	// Handlers are the runtime handlers, and RuntimeClasses maps handlers of RuntimeClasses to their names.
+	// Describe returns what the daemon is configured for: all of the answer but checks, handlers and the start.
+	Describe func(ctx context.Context) *adminv1.GetStatusResponse
+	// Handlers are the runtime handlers; RuntimeClasses returns to which of them the handlers of RuntimeClasses belong now.
 	Handlers       []runtimehandler.Handler
-	RuntimeClasses map[string]string
+	RuntimeClasses func() map[string]string
 }
 
 // Service is the Admin service.
@@ -49,11 +48,8 @@ func New(c Config) *Service { return &Service{config: c, started: time.Now()} }
 
 // GetStatus is that of the API.
 func (s *Service) GetStatus(ctx context.Context, _ *adminv1.GetStatusRequest) (*adminv1.GetStatusResponse, error) {
-	resp := &adminv1.GetStatusResponse{
-		Version: s.config.Version,
-		Started: timestamppb.New(s.started),
-		Drivers: s.config.Drivers(ctx),
-	}
+	resp := s.config.Describe(ctx)
+	resp.Started = timestamppb.New(s.started)
 	for _, r := range s.config.Checks.Run(ctx) {
 		check := &adminv1.Check{Name: r.Name, Ok: r.Err == nil}
 		if r.Err != nil {
@@ -69,7 +65,7 @@ func (s *Service) GetStatus(ctx context.Context, _ *adminv1.GetStatusRequest) (*
 
 func (s *Service) describeHandler(h runtimehandler.Handler) *adminv1.Handler {
 	d := &adminv1.Handler{Name: h.Name(), Roots: h.Roots()}
-	for class, name := range s.config.RuntimeClasses {
+	for class, name := range s.config.RuntimeClasses() {
 		if name == h.Name() {
 			d.RuntimeClasses = append(d.RuntimeClasses, class)
 		}
@@ -111,8 +107,8 @@ func (s *Service) find(name string) (journal.Record, error) {
 	}
 	var found []journal.Record
 	for _, rec := range s.config.Deferrals.List() {
-		pod := rec.Pod
-		if slices.Contains([]string{rec.Deferral.TargetPath, rec.ResolvedTarget, rec.Deferral.VolumeID, pod.UID, pod.Namespace + "/" + pod.Name}, name) {
+		p := rec.Pod
+		if slices.Contains([]string{rec.Deferral.TargetPath, rec.ResolvedTarget, rec.Deferral.VolumeID, p.UID, p.Namespace + "/" + p.Name}, name) {
 			found = append(found, rec)
 		}
 	}
@@ -137,7 +133,7 @@ func (s *Service) GetDeferral(ctx context.Context, req *adminv1.GetDeferralReque
 	if stats, err := s.config.Deferrals.Stats(statsCtx, rec.Deferral.TargetPath); err != nil {
 		resp.StatsError = err.Error()
 	} else {
-		resp.Stats = &adminv1.Stats{Bytes: usage(stats.Bytes), Inodes: usage(stats.Inodes), Abnormal: stats.Abnormal, Message: stats.Message}
+		resp.Stats = measured(stats)
 	}
 	if resp.Sealed, err = seal.Intact(rec.Deferral.TargetPath); err != nil {
 		return nil, err
@@ -155,10 +151,6 @@ func (s *Service) GetDeferral(ctx context.Context, req *adminv1.GetDeferralReque
 		}
 	}
 	return resp, nil
-}
-
-func usage(u runtimehandler.Usage) *adminv1.Usage {
-	return &adminv1.Usage{Total: u.Total, Used: u.Used, Available: u.Available}
 }
 
 // ExpandDeferral is that of the API.
@@ -202,6 +194,10 @@ func finding(f deferrals.Finding) *adminv1.Finding {
 	return &adminv1.Finding{Kind: string(f.Kind), Path: f.Path, VolumeId: f.VolumeID, Text: f.Text}
 }
 
+func pod(p journal.Pod) *adminv1.Pod {
+	return &adminv1.Pod{Uid: p.UID, Namespace: p.Namespace, Name: p.Name}
+}
+
 // toProto is the wire form of a record.
 func toProto(rec journal.Record) *adminv1.Deferral {
 	d := &adminv1.Deferral{
@@ -216,7 +212,7 @@ func toProto(rec journal.Record) *adminv1.Deferral {
 		MountFlags:     rec.Deferral.MountFlags,
 		ReadOnly:       rec.Deferral.ReadOnly,
 		Created:        timestamppb.New(rec.Created),
-		Pod:            &adminv1.Pod{Uid: rec.Pod.UID, Namespace: rec.Pod.Namespace, Name: rec.Pod.Name},
+		Pod:            pod(rec.Pod),
 		ExpandingBytes: rec.Expanding,
 	}
 	if rec.Deferral.Group != nil {
@@ -226,6 +222,7 @@ func toProto(rec journal.Record) *adminv1.Deferral {
 		d.Sandbox = &adminv1.Sandbox{Id: b.Sandbox.ID, Runtime: b.Sandbox.Runtime, Address: b.Sandbox.Address, Since: timestamppb.New(b.Since)}
 		for _, p := range b.Processes {
 			d.Sandbox.Pids = append(d.Sandbox.Pids, int64(p.PID))
+			d.Sandbox.BootId = p.Boot
 		}
 	}
 	return d

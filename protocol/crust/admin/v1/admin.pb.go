@@ -71,9 +71,21 @@ type GetStatusResponse struct {
 	// Its runtime handlers.
 	Handlers []*Handler `protobuf:"bytes,4,rep,name=handlers,proto3" json:"handlers,omitempty"`
 	// The CSI drivers that it fronts.
-	Drivers       []*Driver `protobuf:"bytes,5,rep,name=drivers,proto3" json:"drivers,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Drivers []*Driver `protobuf:"bytes,5,rep,name=drivers,proto3" json:"drivers,omitempty"`
+	// The file that it was configured with, and follows; empty if there is none.
+	ConfigFile string `protobuf:"bytes,6,opt,name=config_file,json=configFile,proto3" json:"config_file,omitempty"`
+	// The directory of its journal.
+	StateDir string `protobuf:"bytes,7,opt,name=state_dir,json=stateDir,proto3" json:"state_dir,omitempty"`
+	// The socket on which shims register.
+	RuntimeEndpoint string `protobuf:"bytes,8,opt,name=runtime_endpoint,json=runtimeEndpoint,proto3" json:"runtime_endpoint,omitempty"`
+	// The socket for drivers that call by themselves; empty if there is none.
+	KepEndpoint string `protobuf:"bytes,9,opt,name=kep_endpoint,json=kepEndpoint,proto3" json:"kep_endpoint,omitempty"`
+	// What stands for the parameter crust.dev/defer of volumes that have none: "never" or "auto".
+	DefaultPolicy string `protobuf:"bytes,10,opt,name=default_policy,json=defaultPolicy,proto3" json:"default_policy,omitempty"`
+	// The handler of volumes for which nothing says which.
+	DefaultHandler string `protobuf:"bytes,11,opt,name=default_handler,json=defaultHandler,proto3" json:"default_handler,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *GetStatusResponse) Reset() {
@@ -139,6 +151,48 @@ func (x *GetStatusResponse) GetDrivers() []*Driver {
 		return x.Drivers
 	}
 	return nil
+}
+
+func (x *GetStatusResponse) GetConfigFile() string {
+	if x != nil {
+		return x.ConfigFile
+	}
+	return ""
+}
+
+func (x *GetStatusResponse) GetStateDir() string {
+	if x != nil {
+		return x.StateDir
+	}
+	return ""
+}
+
+func (x *GetStatusResponse) GetRuntimeEndpoint() string {
+	if x != nil {
+		return x.RuntimeEndpoint
+	}
+	return ""
+}
+
+func (x *GetStatusResponse) GetKepEndpoint() string {
+	if x != nil {
+		return x.KepEndpoint
+	}
+	return ""
+}
+
+func (x *GetStatusResponse) GetDefaultPolicy() string {
+	if x != nil {
+		return x.DefaultPolicy
+	}
+	return ""
+}
+
+func (x *GetStatusResponse) GetDefaultHandler() string {
+	if x != nil {
+		return x.DefaultHandler
+	}
+	return ""
 }
 
 // Check is one thing that has to be in order.
@@ -673,7 +727,9 @@ type Sandbox struct {
 	// The processes that hold its devices open.
 	Pids []int64 `protobuf:"varint,4,rep,packed,name=pids,proto3" json:"pids,omitempty"`
 	// Since when it holds the deferral.
-	Since         *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=since,proto3" json:"since,omitempty"`
+	Since *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=since,proto3" json:"since,omitempty"`
+	// The boot id of the kernel under which it was registered; empty if its handler has found it by itself.
+	BootId        string `protobuf:"bytes,6,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -741,6 +797,13 @@ func (x *Sandbox) GetSince() *timestamppb.Timestamp {
 		return x.Since
 	}
 	return nil
+}
+
+func (x *Sandbox) GetBootId() string {
+	if x != nil {
+		return x.BootId
+	}
+	return ""
 }
 
 // GetDeferralRequest names a deferral.
@@ -880,6 +943,189 @@ func (x *GetDeferralResponse) GetFindings() []*Finding {
 	return nil
 }
 
+// ListStatsRequest names deferrals.
+type ListStatsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Each as in GetDeferralRequest; none stands for all deferrals.
+	Names         []string `protobuf:"bytes,1,rep,name=names,proto3" json:"names,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListStatsRequest) Reset() {
+	*x = ListStatsRequest{}
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListStatsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListStatsRequest) ProtoMessage() {}
+
+func (x *ListStatsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListStatsRequest.ProtoReflect.Descriptor instead.
+func (*ListStatsRequest) Descriptor() ([]byte, []int) {
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *ListStatsRequest) GetNames() []string {
+	if x != nil {
+		return x.Names
+	}
+	return nil
+}
+
+// ListStatsResponse has what the sandboxes measure now.
+type ListStatsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// In the order of the names, or by target path.
+	Stats         []*DeferralStats `protobuf:"bytes,1,rep,name=stats,proto3" json:"stats,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListStatsResponse) Reset() {
+	*x = ListStatsResponse{}
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListStatsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListStatsResponse) ProtoMessage() {}
+
+func (x *ListStatsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListStatsResponse.ProtoReflect.Descriptor instead.
+func (*ListStatsResponse) Descriptor() ([]byte, []int) {
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *ListStatsResponse) GetStats() []*DeferralStats {
+	if x != nil {
+		return x.Stats
+	}
+	return nil
+}
+
+// DeferralStats is what is measured of one deferral.
+type DeferralStats struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The CSI target path.
+	TargetPath string `protobuf:"bytes,1,opt,name=target_path,json=targetPath,proto3" json:"target_path,omitempty"`
+	// The CSI volume id.
+	VolumeId string `protobuf:"bytes,2,opt,name=volume_id,json=volumeId,proto3" json:"volume_id,omitempty"`
+	// The pod, as far as it is known.
+	Pod *Pod `protobuf:"bytes,3,opt,name=pod,proto3" json:"pod,omitempty"`
+	// As in Deferral.
+	Phase string `protobuf:"bytes,4,opt,name=phase,proto3" json:"phase,omitempty"`
+	// What the sandbox measures; unset if there is an error.
+	Stats *Stats `protobuf:"bytes,5,opt,name=stats,proto3" json:"stats,omitempty"`
+	// Why there are no stats: no sandbox has mounted it yet, or it does not answer.
+	Error         string `protobuf:"bytes,6,opt,name=error,proto3" json:"error,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeferralStats) Reset() {
+	*x = DeferralStats{}
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeferralStats) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeferralStats) ProtoMessage() {}
+
+func (x *DeferralStats) ProtoReflect() protoreflect.Message {
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeferralStats.ProtoReflect.Descriptor instead.
+func (*DeferralStats) Descriptor() ([]byte, []int) {
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *DeferralStats) GetTargetPath() string {
+	if x != nil {
+		return x.TargetPath
+	}
+	return ""
+}
+
+func (x *DeferralStats) GetVolumeId() string {
+	if x != nil {
+		return x.VolumeId
+	}
+	return ""
+}
+
+func (x *DeferralStats) GetPod() *Pod {
+	if x != nil {
+		return x.Pod
+	}
+	return nil
+}
+
+func (x *DeferralStats) GetPhase() string {
+	if x != nil {
+		return x.Phase
+	}
+	return ""
+}
+
+func (x *DeferralStats) GetStats() *Stats {
+	if x != nil {
+		return x.Stats
+	}
+	return nil
+}
+
+func (x *DeferralStats) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
 // Stats is the fill level and the health of a filesystem.
 type Stats struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -897,7 +1143,7 @@ type Stats struct {
 
 func (x *Stats) Reset() {
 	*x = Stats{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[12]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -909,7 +1155,7 @@ func (x *Stats) String() string {
 func (*Stats) ProtoMessage() {}
 
 func (x *Stats) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[12]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -922,7 +1168,7 @@ func (x *Stats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stats.ProtoReflect.Descriptor instead.
 func (*Stats) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{12}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Stats) GetBytes() *Usage {
@@ -968,7 +1214,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[13]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -980,7 +1226,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[13]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -993,7 +1239,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{13}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Usage) GetTotal() int64 {
@@ -1030,7 +1276,7 @@ type ExpandDeferralRequest struct {
 
 func (x *ExpandDeferralRequest) Reset() {
 	*x = ExpandDeferralRequest{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[14]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1042,7 +1288,7 @@ func (x *ExpandDeferralRequest) String() string {
 func (*ExpandDeferralRequest) ProtoMessage() {}
 
 func (x *ExpandDeferralRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[14]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1055,7 +1301,7 @@ func (x *ExpandDeferralRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpandDeferralRequest.ProtoReflect.Descriptor instead.
 func (*ExpandDeferralRequest) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{14}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ExpandDeferralRequest) GetName() string {
@@ -1087,7 +1333,7 @@ type ExpandDeferralResponse struct {
 
 func (x *ExpandDeferralResponse) Reset() {
 	*x = ExpandDeferralResponse{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[15]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1099,7 +1345,7 @@ func (x *ExpandDeferralResponse) String() string {
 func (*ExpandDeferralResponse) ProtoMessage() {}
 
 func (x *ExpandDeferralResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[15]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1112,7 +1358,7 @@ func (x *ExpandDeferralResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExpandDeferralResponse.ProtoReflect.Descriptor instead.
 func (*ExpandDeferralResponse) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{15}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ExpandDeferralResponse) GetDeviceBytes() int64 {
@@ -1147,7 +1393,7 @@ type ReconcileRequest struct {
 
 func (x *ReconcileRequest) Reset() {
 	*x = ReconcileRequest{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[16]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1159,7 +1405,7 @@ func (x *ReconcileRequest) String() string {
 func (*ReconcileRequest) ProtoMessage() {}
 
 func (x *ReconcileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[16]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1172,7 +1418,7 @@ func (x *ReconcileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReconcileRequest.ProtoReflect.Descriptor instead.
 func (*ReconcileRequest) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{16}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ReconcileRequest) GetDryRun() bool {
@@ -1193,7 +1439,7 @@ type ReconcileResponse struct {
 
 func (x *ReconcileResponse) Reset() {
 	*x = ReconcileResponse{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[17]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1205,7 +1451,7 @@ func (x *ReconcileResponse) String() string {
 func (*ReconcileResponse) ProtoMessage() {}
 
 func (x *ReconcileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[17]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1218,7 +1464,7 @@ func (x *ReconcileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReconcileResponse.ProtoReflect.Descriptor instead.
 func (*ReconcileResponse) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{17}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ReconcileResponse) GetFindings() []*Finding {
@@ -1245,7 +1491,7 @@ type Finding struct {
 
 func (x *Finding) Reset() {
 	*x = Finding{}
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[18]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1257,7 +1503,7 @@ func (x *Finding) String() string {
 func (*Finding) ProtoMessage() {}
 
 func (x *Finding) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_admin_v1_admin_proto_msgTypes[18]
+	mi := &file_crust_admin_v1_admin_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1270,7 +1516,7 @@ func (x *Finding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finding.ProtoReflect.Descriptor instead.
 func (*Finding) Descriptor() ([]byte, []int) {
-	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{18}
+	return file_crust_admin_v1_admin_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Finding) GetKind() string {
@@ -1306,13 +1552,21 @@ var File_crust_admin_v1_admin_proto protoreflect.FileDescriptor
 const file_crust_admin_v1_admin_proto_rawDesc = "" +
 	"\n" +
 	"\x1acrust/admin/v1/admin.proto\x12\x0ecrust.admin.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x12\n" +
-	"\x10GetStatusRequest\"\xf9\x01\n" +
+	"\x10GetStatusRequest\"\xd5\x03\n" +
 	"\x11GetStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x124\n" +
 	"\astarted\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\astarted\x12-\n" +
 	"\x06checks\x18\x03 \x03(\v2\x15.crust.admin.v1.CheckR\x06checks\x123\n" +
 	"\bhandlers\x18\x04 \x03(\v2\x17.crust.admin.v1.HandlerR\bhandlers\x120\n" +
-	"\adrivers\x18\x05 \x03(\v2\x16.crust.admin.v1.DriverR\adrivers\"E\n" +
+	"\adrivers\x18\x05 \x03(\v2\x16.crust.admin.v1.DriverR\adrivers\x12\x1f\n" +
+	"\vconfig_file\x18\x06 \x01(\tR\n" +
+	"configFile\x12\x1b\n" +
+	"\tstate_dir\x18\a \x01(\tR\bstateDir\x12)\n" +
+	"\x10runtime_endpoint\x18\b \x01(\tR\x0fruntimeEndpoint\x12!\n" +
+	"\fkep_endpoint\x18\t \x01(\tR\vkepEndpoint\x12%\n" +
+	"\x0edefault_policy\x18\n" +
+	" \x01(\tR\rdefaultPolicy\x12'\n" +
+	"\x0fdefault_handler\x18\v \x01(\tR\x0edefaultHandler\"E\n" +
 	"\x05Check\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x0e\n" +
 	"\x02ok\x18\x02 \x01(\bR\x02ok\x12\x18\n" +
@@ -1352,13 +1606,14 @@ const file_crust_admin_v1_admin_proto_rawDesc = "" +
 	"\x03Pod\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
-	"\x04name\x18\x03 \x01(\tR\x04name\"\x93\x01\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\"\xac\x01\n" +
 	"\aSandbox\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
 	"\aruntime\x18\x02 \x01(\tR\aruntime\x12\x18\n" +
 	"\aaddress\x18\x03 \x01(\tR\aaddress\x12\x12\n" +
 	"\x04pids\x18\x04 \x03(\x03R\x04pids\x120\n" +
-	"\x05since\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"(\n" +
+	"\x05since\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x17\n" +
+	"\aboot_id\x18\x06 \x01(\tR\x06bootId\"(\n" +
 	"\x12GetDeferralRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"\x80\x02\n" +
 	"\x13GetDeferralResponse\x124\n" +
@@ -1368,7 +1623,19 @@ const file_crust_admin_v1_admin_proto_rawDesc = "" +
 	"statsError\x12\x16\n" +
 	"\x06sealed\x18\x04 \x01(\bR\x06sealed\x12\x18\n" +
 	"\aholders\x18\x05 \x03(\tR\aholders\x123\n" +
-	"\bfindings\x18\x06 \x03(\v2\x17.crust.admin.v1.FindingR\bfindings\"\x99\x01\n" +
+	"\bfindings\x18\x06 \x03(\v2\x17.crust.admin.v1.FindingR\bfindings\"(\n" +
+	"\x10ListStatsRequest\x12\x14\n" +
+	"\x05names\x18\x01 \x03(\tR\x05names\"H\n" +
+	"\x11ListStatsResponse\x123\n" +
+	"\x05stats\x18\x01 \x03(\v2\x1d.crust.admin.v1.DeferralStatsR\x05stats\"\xcd\x01\n" +
+	"\rDeferralStats\x12\x1f\n" +
+	"\vtarget_path\x18\x01 \x01(\tR\n" +
+	"targetPath\x12\x1b\n" +
+	"\tvolume_id\x18\x02 \x01(\tR\bvolumeId\x12%\n" +
+	"\x03pod\x18\x03 \x01(\v2\x13.crust.admin.v1.PodR\x03pod\x12\x14\n" +
+	"\x05phase\x18\x04 \x01(\tR\x05phase\x12+\n" +
+	"\x05stats\x18\x05 \x01(\v2\x15.crust.admin.v1.StatsR\x05stats\x12\x14\n" +
+	"\x05error\x18\x06 \x01(\tR\x05error\"\x99\x01\n" +
 	"\x05Stats\x12+\n" +
 	"\x05bytes\x18\x01 \x01(\v2\x15.crust.admin.v1.UsageR\x05bytes\x12-\n" +
 	"\x06inodes\x18\x02 \x01(\v2\x15.crust.admin.v1.UsageR\x06inodes\x12\x1a\n" +
@@ -1393,11 +1660,12 @@ const file_crust_admin_v1_admin_proto_rawDesc = "" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x12\n" +
 	"\x04path\x18\x02 \x01(\tR\x04path\x12\x1b\n" +
 	"\tvolume_id\x18\x03 \x01(\tR\bvolumeId\x12\x12\n" +
-	"\x04text\x18\x04 \x01(\tR\x04text2\xc2\x03\n" +
+	"\x04text\x18\x04 \x01(\tR\x04text2\x94\x04\n" +
 	"\x05Admin\x12P\n" +
 	"\tGetStatus\x12 .crust.admin.v1.GetStatusRequest\x1a!.crust.admin.v1.GetStatusResponse\x12\\\n" +
 	"\rListDeferrals\x12$.crust.admin.v1.ListDeferralsRequest\x1a%.crust.admin.v1.ListDeferralsResponse\x12V\n" +
-	"\vGetDeferral\x12\".crust.admin.v1.GetDeferralRequest\x1a#.crust.admin.v1.GetDeferralResponse\x12_\n" +
+	"\vGetDeferral\x12\".crust.admin.v1.GetDeferralRequest\x1a#.crust.admin.v1.GetDeferralResponse\x12P\n" +
+	"\tListStats\x12 .crust.admin.v1.ListStatsRequest\x1a!.crust.admin.v1.ListStatsResponse\x12_\n" +
 	"\x0eExpandDeferral\x12%.crust.admin.v1.ExpandDeferralRequest\x1a&.crust.admin.v1.ExpandDeferralResponse\x12P\n" +
 	"\tReconcile\x12 .crust.admin.v1.ReconcileRequest\x1a!.crust.admin.v1.ReconcileResponseB1Z/crust.dev/crust/protocol/crust/admin/v1;adminv1b\x06proto3"
 
@@ -1413,7 +1681,7 @@ func file_crust_admin_v1_admin_proto_rawDescGZIP() []byte {
 	return file_crust_admin_v1_admin_proto_rawDescData
 }
 
-var file_crust_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
+var file_crust_admin_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
 var file_crust_admin_v1_admin_proto_goTypes = []any{
 	(*GetStatusRequest)(nil),       // 0: crust.admin.v1.GetStatusRequest
 	(*GetStatusResponse)(nil),      // 1: crust.admin.v1.GetStatusResponse
@@ -1427,46 +1695,54 @@ var file_crust_admin_v1_admin_proto_goTypes = []any{
 	(*Sandbox)(nil),                // 9: crust.admin.v1.Sandbox
 	(*GetDeferralRequest)(nil),     // 10: crust.admin.v1.GetDeferralRequest
 	(*GetDeferralResponse)(nil),    // 11: crust.admin.v1.GetDeferralResponse
-	(*Stats)(nil),                  // 12: crust.admin.v1.Stats
-	(*Usage)(nil),                  // 13: crust.admin.v1.Usage
-	(*ExpandDeferralRequest)(nil),  // 14: crust.admin.v1.ExpandDeferralRequest
-	(*ExpandDeferralResponse)(nil), // 15: crust.admin.v1.ExpandDeferralResponse
-	(*ReconcileRequest)(nil),       // 16: crust.admin.v1.ReconcileRequest
-	(*ReconcileResponse)(nil),      // 17: crust.admin.v1.ReconcileResponse
-	(*Finding)(nil),                // 18: crust.admin.v1.Finding
-	(*timestamppb.Timestamp)(nil),  // 19: google.protobuf.Timestamp
+	(*ListStatsRequest)(nil),       // 12: crust.admin.v1.ListStatsRequest
+	(*ListStatsResponse)(nil),      // 13: crust.admin.v1.ListStatsResponse
+	(*DeferralStats)(nil),          // 14: crust.admin.v1.DeferralStats
+	(*Stats)(nil),                  // 15: crust.admin.v1.Stats
+	(*Usage)(nil),                  // 16: crust.admin.v1.Usage
+	(*ExpandDeferralRequest)(nil),  // 17: crust.admin.v1.ExpandDeferralRequest
+	(*ExpandDeferralResponse)(nil), // 18: crust.admin.v1.ExpandDeferralResponse
+	(*ReconcileRequest)(nil),       // 19: crust.admin.v1.ReconcileRequest
+	(*ReconcileResponse)(nil),      // 20: crust.admin.v1.ReconcileResponse
+	(*Finding)(nil),                // 21: crust.admin.v1.Finding
+	(*timestamppb.Timestamp)(nil),  // 22: google.protobuf.Timestamp
 }
 var file_crust_admin_v1_admin_proto_depIdxs = []int32{
-	19, // 0: crust.admin.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
+	22, // 0: crust.admin.v1.GetStatusResponse.started:type_name -> google.protobuf.Timestamp
 	2,  // 1: crust.admin.v1.GetStatusResponse.checks:type_name -> crust.admin.v1.Check
 	3,  // 2: crust.admin.v1.GetStatusResponse.handlers:type_name -> crust.admin.v1.Handler
 	4,  // 3: crust.admin.v1.GetStatusResponse.drivers:type_name -> crust.admin.v1.Driver
 	7,  // 4: crust.admin.v1.ListDeferralsResponse.deferrals:type_name -> crust.admin.v1.Deferral
-	19, // 5: crust.admin.v1.Deferral.created:type_name -> google.protobuf.Timestamp
+	22, // 5: crust.admin.v1.Deferral.created:type_name -> google.protobuf.Timestamp
 	8,  // 6: crust.admin.v1.Deferral.pod:type_name -> crust.admin.v1.Pod
 	9,  // 7: crust.admin.v1.Deferral.sandbox:type_name -> crust.admin.v1.Sandbox
-	19, // 8: crust.admin.v1.Sandbox.since:type_name -> google.protobuf.Timestamp
+	22, // 8: crust.admin.v1.Sandbox.since:type_name -> google.protobuf.Timestamp
 	7,  // 9: crust.admin.v1.GetDeferralResponse.deferral:type_name -> crust.admin.v1.Deferral
-	12, // 10: crust.admin.v1.GetDeferralResponse.stats:type_name -> crust.admin.v1.Stats
-	18, // 11: crust.admin.v1.GetDeferralResponse.findings:type_name -> crust.admin.v1.Finding
-	13, // 12: crust.admin.v1.Stats.bytes:type_name -> crust.admin.v1.Usage
-	13, // 13: crust.admin.v1.Stats.inodes:type_name -> crust.admin.v1.Usage
-	18, // 14: crust.admin.v1.ReconcileResponse.findings:type_name -> crust.admin.v1.Finding
-	0,  // 15: crust.admin.v1.Admin.GetStatus:input_type -> crust.admin.v1.GetStatusRequest
-	5,  // 16: crust.admin.v1.Admin.ListDeferrals:input_type -> crust.admin.v1.ListDeferralsRequest
-	10, // 17: crust.admin.v1.Admin.GetDeferral:input_type -> crust.admin.v1.GetDeferralRequest
-	14, // 18: crust.admin.v1.Admin.ExpandDeferral:input_type -> crust.admin.v1.ExpandDeferralRequest
-	16, // 19: crust.admin.v1.Admin.Reconcile:input_type -> crust.admin.v1.ReconcileRequest
-	1,  // 20: crust.admin.v1.Admin.GetStatus:output_type -> crust.admin.v1.GetStatusResponse
-	6,  // 21: crust.admin.v1.Admin.ListDeferrals:output_type -> crust.admin.v1.ListDeferralsResponse
-	11, // 22: crust.admin.v1.Admin.GetDeferral:output_type -> crust.admin.v1.GetDeferralResponse
-	15, // 23: crust.admin.v1.Admin.ExpandDeferral:output_type -> crust.admin.v1.ExpandDeferralResponse
-	17, // 24: crust.admin.v1.Admin.Reconcile:output_type -> crust.admin.v1.ReconcileResponse
-	20, // [20:25] is the sub-list for method output_type
-	15, // [15:20] is the sub-list for method input_type
-	15, // [15:15] is the sub-list for extension type_name
-	15, // [15:15] is the sub-list for extension extendee
-	0,  // [0:15] is the sub-list for field type_name
+	15, // 10: crust.admin.v1.GetDeferralResponse.stats:type_name -> crust.admin.v1.Stats
+	21, // 11: crust.admin.v1.GetDeferralResponse.findings:type_name -> crust.admin.v1.Finding
+	14, // 12: crust.admin.v1.ListStatsResponse.stats:type_name -> crust.admin.v1.DeferralStats
+	8,  // 13: crust.admin.v1.DeferralStats.pod:type_name -> crust.admin.v1.Pod
+	15, // 14: crust.admin.v1.DeferralStats.stats:type_name -> crust.admin.v1.Stats
+	16, // 15: crust.admin.v1.Stats.bytes:type_name -> crust.admin.v1.Usage
+	16, // 16: crust.admin.v1.Stats.inodes:type_name -> crust.admin.v1.Usage
+	21, // 17: crust.admin.v1.ReconcileResponse.findings:type_name -> crust.admin.v1.Finding
+	0,  // 18: crust.admin.v1.Admin.GetStatus:input_type -> crust.admin.v1.GetStatusRequest
+	5,  // 19: crust.admin.v1.Admin.ListDeferrals:input_type -> crust.admin.v1.ListDeferralsRequest
+	10, // 20: crust.admin.v1.Admin.GetDeferral:input_type -> crust.admin.v1.GetDeferralRequest
+	12, // 21: crust.admin.v1.Admin.ListStats:input_type -> crust.admin.v1.ListStatsRequest
+	17, // 22: crust.admin.v1.Admin.ExpandDeferral:input_type -> crust.admin.v1.ExpandDeferralRequest
+	19, // 23: crust.admin.v1.Admin.Reconcile:input_type -> crust.admin.v1.ReconcileRequest
+	1,  // 24: crust.admin.v1.Admin.GetStatus:output_type -> crust.admin.v1.GetStatusResponse
+	6,  // 25: crust.admin.v1.Admin.ListDeferrals:output_type -> crust.admin.v1.ListDeferralsResponse
+	11, // 26: crust.admin.v1.Admin.GetDeferral:output_type -> crust.admin.v1.GetDeferralResponse
+	13, // 27: crust.admin.v1.Admin.ListStats:output_type -> crust.admin.v1.ListStatsResponse
+	18, // 28: crust.admin.v1.Admin.ExpandDeferral:output_type -> crust.admin.v1.ExpandDeferralResponse
+	20, // 29: crust.admin.v1.Admin.Reconcile:output_type -> crust.admin.v1.ReconcileResponse
+	24, // [24:30] is the sub-list for method output_type
+	18, // [18:24] is the sub-list for method input_type
+	18, // [18:18] is the sub-list for extension type_name
+	18, // [18:18] is the sub-list for extension extendee
+	0,  // [0:18] is the sub-list for field type_name
 }
 
 func init() { file_crust_admin_v1_admin_proto_init() }
@@ -1480,7 +1756,7 @@ func file_crust_admin_v1_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_crust_admin_v1_admin_proto_rawDesc), len(file_crust_admin_v1_admin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   19,
+			NumMessages:   22,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -22,6 +22,7 @@ const (
 	Admin_GetStatus_FullMethodName      = "/crust.admin.v1.Admin/GetStatus"
 	Admin_ListDeferrals_FullMethodName  = "/crust.admin.v1.Admin/ListDeferrals"
 	Admin_GetDeferral_FullMethodName    = "/crust.admin.v1.Admin/GetDeferral"
+	Admin_ListStats_FullMethodName      = "/crust.admin.v1.Admin/ListStats"
 	Admin_ExpandDeferral_FullMethodName = "/crust.admin.v1.Admin/ExpandDeferral"
 	Admin_Reconcile_FullMethodName      = "/crust.admin.v1.Admin/Reconcile"
 )
@@ -39,6 +40,9 @@ type AdminClient interface {
 	// GetDeferral returns one deferral with what its sandbox says of it now. A sandbox that does not answer is no error of
 	// the call. NOT_FOUND if there is none, FAILED_PRECONDITION if the name fits several.
 	GetDeferral(ctx context.Context, in *GetDeferralRequest, opts ...grpc.CallOption) (*GetDeferralResponse, error)
+	// ListStats has the sandboxes of deferrals measure their filesystems. A sandbox that does not answer is no error of the
+	// call and costs a few seconds. NOT_FOUND and FAILED_PRECONDITION as for GetDeferral, for any of the names.
+	ListStats(ctx context.Context, in *ListStatsRequest, opts ...grpc.CallOption) (*ListStatsResponse, error)
 	// ExpandDeferral grows the filesystem of a deferral to what its device has by now. With dry_run it only says what it
 	// would do. FAILED_PRECONDITION if it cannot be done, with the reason.
 	ExpandDeferral(ctx context.Context, in *ExpandDeferralRequest, opts ...grpc.CallOption) (*ExpandDeferralResponse, error)
@@ -85,6 +89,16 @@ func (c *adminClient) GetDeferral(ctx context.Context, in *GetDeferralRequest, o
 	return out, nil
 }
 
+func (c *adminClient) ListStats(ctx context.Context, in *ListStatsRequest, opts ...grpc.CallOption) (*ListStatsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListStatsResponse)
+	err := c.cc.Invoke(ctx, Admin_ListStats_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *adminClient) ExpandDeferral(ctx context.Context, in *ExpandDeferralRequest, opts ...grpc.CallOption) (*ExpandDeferralResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ExpandDeferralResponse)
@@ -118,6 +132,9 @@ type AdminServer interface {
 	// GetDeferral returns one deferral with what its sandbox says of it now. A sandbox that does not answer is no error of
 	// the call. NOT_FOUND if there is none, FAILED_PRECONDITION if the name fits several.
 	GetDeferral(context.Context, *GetDeferralRequest) (*GetDeferralResponse, error)
+	// ListStats has the sandboxes of deferrals measure their filesystems. A sandbox that does not answer is no error of the
+	// call and costs a few seconds. NOT_FOUND and FAILED_PRECONDITION as for GetDeferral, for any of the names.
+	ListStats(context.Context, *ListStatsRequest) (*ListStatsResponse, error)
 	// ExpandDeferral grows the filesystem of a deferral to what its device has by now. With dry_run it only says what it
 	// would do. FAILED_PRECONDITION if it cannot be done, with the reason.
 	ExpandDeferral(context.Context, *ExpandDeferralRequest) (*ExpandDeferralResponse, error)
@@ -142,6 +159,9 @@ func (UnimplementedAdminServer) ListDeferrals(context.Context, *ListDeferralsReq
 }
 func (UnimplementedAdminServer) GetDeferral(context.Context, *GetDeferralRequest) (*GetDeferralResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetDeferral not implemented")
+}
+func (UnimplementedAdminServer) ListStats(context.Context, *ListStatsRequest) (*ListStatsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListStats not implemented")
 }
 func (UnimplementedAdminServer) ExpandDeferral(context.Context, *ExpandDeferralRequest) (*ExpandDeferralResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ExpandDeferral not implemented")
@@ -224,6 +244,24 @@ func _Admin_GetDeferral_Handler(srv interface{}, ctx context.Context, dec func(i
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Admin_ListStats_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListStatsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).ListStats(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_ListStats_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).ListStats(ctx, req.(*ListStatsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Admin_ExpandDeferral_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ExpandDeferralRequest)
 	if err := dec(in); err != nil {
@@ -278,6 +316,10 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "GetDeferral",
 			Handler:    _Admin_GetDeferral_Handler,
+		},
+		{
+			MethodName: "ListStats",
+			Handler:    _Admin_ListStats_Handler,
 		},
 		{
 			MethodName: "ExpandDeferral",

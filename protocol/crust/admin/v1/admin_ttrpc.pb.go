@@ -11,6 +11,7 @@ type TTRPCAdminService interface {
 	GetStatus(context.Context, *GetStatusRequest) (*GetStatusResponse, error)
 	ListDeferrals(context.Context, *ListDeferralsRequest) (*ListDeferralsResponse, error)
 	GetDeferral(context.Context, *GetDeferralRequest) (*GetDeferralResponse, error)
+	ListStats(context.Context, *ListStatsRequest) (*ListStatsResponse, error)
 	ExpandDeferral(context.Context, *ExpandDeferralRequest) (*ExpandDeferralResponse, error)
 	Reconcile(context.Context, *ReconcileRequest) (*ReconcileResponse, error)
 }
@@ -38,6 +39,13 @@ func RegisterTTRPCAdminService(srv *ttrpc.Server, svc TTRPCAdminService) {
 					return nil, err
 				}
 				return svc.GetDeferral(ctx, &req)
+			},
+			"ListStats": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
+				var req ListStatsRequest
+				if err := unmarshal(&req); err != nil {
+					return nil, err
+				}
+				return svc.ListStats(ctx, &req)
 			},
 			"ExpandDeferral": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
 				var req ExpandDeferralRequest
@@ -86,6 +94,14 @@ func (c *ttrpcadminClient) ListDeferrals(ctx context.Context, req *ListDeferrals
 func (c *ttrpcadminClient) GetDeferral(ctx context.Context, req *GetDeferralRequest) (*GetDeferralResponse, error) {
 	var resp GetDeferralResponse
 	if err := c.client.Call(ctx, "crust.admin.v1.Admin", "GetDeferral", req, &resp); err != nil {
+		return nil, err
+	}
+	return &resp, nil
+}
+
+func (c *ttrpcadminClient) ListStats(ctx context.Context, req *ListStatsRequest) (*ListStatsResponse, error) {
+	var resp ListStatsResponse
+	if err := c.client.Call(ctx, "crust.admin.v1.Admin", "ListStats", req, &resp); err != nil {
 		return nil, err
 	}
 	return &resp, nil

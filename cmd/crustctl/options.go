@@ -1,0 +1,103 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/spf13/cobra"
+
+	"crust.dev/crust/cmd/internal/output"
+	adminv1 "crust.dev/crust/protocol/crust/admin/v1"
+	"crust.dev/crust/protocol/rpc"
+)
+
+// defaultEndpoint is where crustd serves this command unless it is told otherwise.
+const defaultEndpoint = "unix:///run/crust/admin.sock"
+
+// options are the flags of all subcommands.
+type options struct {
+	endpoint string
+	timeout  time.Duration
+	format   output.Format
+	now      func() time.Time // time.Now if nil
+}
+
+func (o *options) flags(root *cobra.Command) {
+	flags := root.PersistentFlags()
+	flags.StringVar(&o.endpoint, "admin-endpoint", defaultEndpoint, "crustd's socket for this command")
+	flags.DurationVar(&o.timeout, "timeout", 2*time.Minute, "how long to wait for crustd")
+	o.format.Flag(root)
+}
+
+// age is how long ago something was.
+func (o *options) age(t time.Time) string {
+	now := time.Now
+	if o.now != nil {
+		now = o.now
+	}
+	return output.Age(now().Sub(t))
+}
+
+// admin calls crustd. The errors of fn are those of the calls that it has made.
+func (o *options) admin(ctx context.Context, fn func(context.Context, adminv1.AdminClient) error) (err error) {
+	path, err := rpc.ParseEndpoint(o.endpoint)
+	if err != nil {
+		return fmt.Errorf("--admin-endpoint: %w", err)
+	}
+	conn, err := rpc.Dial(path)
+	if err != nil {
+		return fmt.Errorf("crustd: %w", err)
+	}
+	defer func() { err = errors.Join(err, conn.Close()) }()
+	ctx, cancel := context.WithTimeout(ctx, o.timeout)
+	defer cancel()
+	return explain(path, rpc.FromWire(fn(ctx, adminv1.NewAdminClient(conn))))
+}
+
+// explain adds what to do about an error that is not about the call itself.
+func explain(path string, err error) error {
+	switch {
+	case errors.Is(err, errdefs.ErrUnavailable):
+		return fmt.Errorf("crustd on %s: %w; is it running? crustctl doctor finds out what is wrong", path, err)
+	case errors.Is(err, context.DeadlineExceeded):
+		return fmt.Errorf("crustd on %s has not answered in time: %w; give it more with --timeout, or look at its log", path, err)
+	case errors.Is(err, errdefs.ErrNotImplemented):
+		return fmt.Errorf("crustd on %s is older than this command: %w; use the crustctl of its release", path, err)
+	}
+	return err
+}
+
+// completeNames offers the names of deferrals to a shell.
+func (o *options) completeNames(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
+	ctx, cancel := context.WithTimeout(cmd.Context(), 2*time.Second)
+	defer cancel()
+	var names []string
+	err := o.admin(ctx, func(ctx context.Context, c adminv1.AdminClient) error {
+		resp, err := c.ListDeferrals(ctx, &adminv1.ListDeferralsRequest{})
+		for _, d := range resp.GetDeferrals() {
+			names = append(names, d.GetVolumeId()+"\t"+pod(d), d.GetTargetPath()+"\t"+d.GetVolumeId())
+			if d.GetPod().GetName() != "" {
+				names = append(names, pod(d)+"\t"+d.GetVolumeId())
+			}
+		}
+		return err
+	})
+	if err != nil {
+		cobra.CompErrorln(err.Error())
+		return nil, cobra.ShellCompDirectiveError
+	}
+	return names, cobra.ShellCompDirectiveNoFileComp
+}
+
+// pod is the name of the pod of a deferral, as far as it is known.
+func pod(d *adminv1.Deferral) string { return podName(d.GetPod()) }
+
+func podName(p *adminv1.Pod) string {
+	if p.GetName() != "" {
+		return p.GetNamespace() + "/" + p.GetName()
+	}
+	return p.GetUid()
+}
