@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"time"
 
@@ -23,20 +24,24 @@ const stopTimeout = 30 * time.Second
 type Node struct {
 	// Dir has everything: sockets, logs, the pool, the kubelet's directory.
 	Dir string
-	// DaemonArgs are further arguments of crustd.
-	DaemonArgs []string
+	// DriverArgs and DaemonArgs are further arguments of crust-csi and crustd.
+	DriverArgs, DaemonArgs []string
+	// Image is the directory of the guest's image; BuildImage makes it.
+	Image string
 	// Accel is what sandboxes run with: kvm, tcg, or auto for what a probe finds.
 	Accel string
 
+	// Driver and Daemon are crust-csi and crustd, as they were last started.
+	Driver, Daemon *Process
+
 	bin       string
-	processes []*process
-	services  int       // how many of the processes are the driver and the daemon
+	sandboxes []*Sandbox
 	volumes   []*Volume // that may have to be given back
 	conn      *grpc.ClientConn
 }
 
-// process is one that was started, in a process group of its own so that a Ctrl-C does not reach it past us.
-type process struct {
+// Process is one that was started, in a process group of its own so that a Ctrl-C does not reach it past us.
+type Process struct {
 	name string
 	cmd  *exec.Cmd
 	log  *os.File
@@ -54,6 +59,7 @@ func New(bin, dir string) (*Node, error) {
 	if n.Dir, err = os.MkdirTemp(dir, "crust-node-"); err != nil {
 		return nil, err
 	}
+	n.Image = n.Path("image")
 	for _, sub := range []string{"logs", "pool", "staging", "pods"} {
 		if err := os.Mkdir(n.Path(sub), 0o750); err != nil {
 			return nil, err
@@ -68,12 +74,12 @@ func (n *Node) Path(elem ...string) string {
 }
 
 // start starts a process with its output in a log. stdout may be nil.
-func (n *Node) start(name string, stdout *os.File, command string, args ...string) (*process, error) {
-	log, err := os.Create(n.Path("logs", name+".log"))
+func (n *Node) start(name string, stdout *os.File, command string, args ...string) (*Process, error) {
+	log, err := os.OpenFile(n.Path("logs", name+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return nil, err
 	}
-	p := &process{name: name, log: log, done: make(chan struct{}), cmd: exec.Command(filepath.Join(n.bin, command), args...)}
+	p := &Process{name: name, log: log, done: make(chan struct{}), cmd: exec.Command(filepath.Join(n.bin, command), args...)}
 	p.cmd.Stdout, p.cmd.Stderr = log, log
 	if stdout != nil {
 		p.cmd.Stdout = stdout
@@ -87,12 +93,29 @@ func (n *Node) start(name string, stdout *os.File, command string, args ...strin
 		_ = log.Close()
 		close(p.done)
 	}()
-	n.processes = append(n.processes, p)
 	return p, nil
 }
 
+// PID is its process id.
+func (p *Process) PID() int { return p.cmd.Process.Pid }
+
+// Kill kills it and waits for its end.
+func (p *Process) Kill() {
+	_ = p.cmd.Process.Kill()
+	<-p.done
+}
+
+// Log is what it has printed.
+func (p *Process) Log() string {
+	raw, err := os.ReadFile(p.log.Name())
+	if err != nil {
+		return err.Error()
+	}
+	return string(raw)
+}
+
 // stop asks a process to end, and waits for it.
-func (p *process) stop() error {
+func (p *Process) stop() error {
 	select {
 	case <-p.done:
 		return nil
@@ -111,36 +134,34 @@ func (p *process) stop() error {
 	}
 }
 
-func (p *process) ended() error {
+func (p *Process) ended() error {
 	if p.err != nil {
 		return fmt.Errorf("%s: %w; see %s", p.name, p.err, p.log.Name())
 	}
 	return nil
 }
 
-// Close stops everything, the youngest first: sandboxes, then, when their volumes were given back, the services.
+// Close stops everything: sandboxes, the youngest first, then, when their volumes were given back, the services.
 func (n *Node) Close() error {
 	var errs []error
-	for i := len(n.processes) - 1; i >= n.services; i-- {
-		errs = append(errs, n.processes[i].stop())
+	for _, s := range slices.Backward(n.sandboxes) {
+		errs = append(errs, s.Process.stop())
 	}
 	errs = append(errs, n.giveBack())
 	if n.conn != nil {
 		errs = append(errs, n.conn.Close())
 	}
-	for i := min(n.services, len(n.processes)) - 1; i >= 0; i-- {
-		errs = append(errs, n.processes[i].stop())
+	for _, p := range []*Process{n.Daemon, n.Driver} {
+		if p != nil {
+			errs = append(errs, p.stop())
+		}
 	}
 	return errors.Join(errs...)
 }
 
 // Ended says how the services have ended.
 func (n *Node) Ended() error {
-	var errs []error
-	for _, p := range n.processes[:n.services] {
-		errs = append(errs, p.ended())
-	}
-	return errors.Join(errs...)
+	return errors.Join(n.Driver.ended(), n.Daemon.ended())
 }
 
 // giveBack returns the volumes that are still there.
@@ -159,30 +180,38 @@ func (n *Node) giveBack() error {
 	return errors.Join(errs...)
 }
 
-// StartServices starts the driver and the daemon and waits until both listen.
+// StartServices starts the driver and the daemon and connects to the daemon.
 func (n *Node) StartServices(ctx context.Context) error {
-	csi, err := n.start("crust-csi", nil, "crust-csi", "--endpoint", "unix://"+n.Path("csi.sock"), "--node-id", "node1", "--pool", n.Path("pool"))
-	if err != nil {
+	if err := errors.Join(n.StartDriver(ctx), n.StartDaemon(ctx)); err != nil {
 		return err
 	}
-	daemon, err := n.start("crustd", nil, "crustd", append([]string{
-		"--endpoint", "unix://" + n.Path("crustd.sock"), "--driver-endpoint", "unix://" + n.Path("csi.sock"),
-		"--runtime-endpoint", "unix://" + n.Path("runtime.sock"), "--state-dir", n.Path("state"),
-	}, n.DaemonArgs...)...)
-	if err != nil {
-		return err
-	}
-	n.services = len(n.processes)
-	for socket, p := range map[string]*process{"csi.sock": csi, "crustd.sock": daemon} {
-		if err := waitForSocket(ctx, n.Path(socket), p); err != nil {
-			return err
-		}
-	}
+	var err error
 	n.conn, err = rpc.Dial(n.Path("crustd.sock"))
 	return err
 }
 
-func waitForSocket(ctx context.Context, path string, p *process) error {
+// StartDriver starts crust-csi and waits until it listens.
+func (n *Node) StartDriver(ctx context.Context) (err error) {
+	if n.Driver, err = n.start("crust-csi", nil, "crust-csi", append([]string{
+		"--endpoint", "unix://" + n.Path("csi.sock"), "--node-id", "node1", "--pool", n.Path("pool"),
+	}, n.DriverArgs...)...); err != nil {
+		return err
+	}
+	return waitForSocket(ctx, n.Path("csi.sock"), n.Driver)
+}
+
+// StartDaemon starts crustd and waits until it listens.
+func (n *Node) StartDaemon(ctx context.Context) (err error) {
+	if n.Daemon, err = n.start("crustd", nil, "crustd", append([]string{
+		"--endpoint", "unix://" + n.Path("crustd.sock"), "--driver-endpoint", "unix://" + n.Path("csi.sock"),
+		"--runtime-endpoint", "unix://" + n.Path("runtime.sock"), "--state-dir", n.Path("state"),
+	}, n.DaemonArgs...)...); err != nil {
+		return err
+	}
+	return waitForSocket(ctx, n.Path("crustd.sock"), n.Daemon)
+}
+
+func waitForSocket(ctx context.Context, path string, p *Process) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	for {

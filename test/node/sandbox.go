@@ -23,20 +23,24 @@ type Sandbox struct {
 	// Accel is the accelerator that it runs with.
 	Accel string
 
-	n       *Node
-	id      string
-	process *process
+	// Process is crust-sandbox, which owns the machine as a shim does.
+	Process *Process
+	// VMM is the process of the machine.
+	VMM int
+
+	n  *Node
+	id string
 }
 
 // BuildImage makes the guest's kernel and initramfs, and says of what.
 func (n *Node) BuildImage(ctx context.Context) (string, error) {
-	out, err := n.command(ctx, "crust-sandbox", "image", "--agent", filepath.Join(n.bin, "crust-agent"), "--out", n.Path("image"))
+	out, err := n.command(ctx, "crust-sandbox", "image", "--agent", filepath.Join(n.bin, "crust-agent"), "--out", n.Image)
 	return strings.TrimSpace(out), err
 }
 
 // Probe boots a guest under KVM, once; what it finds is noted for the sandboxes.
 func (n *Node) Probe(ctx context.Context) (string, error) {
-	out, err := n.command(ctx, "crust-sandbox", "probe", "--image", n.Path("image"), "--accel-cache", n.Path("accel.json"))
+	out, err := n.command(ctx, "crust-sandbox", "probe", "--image", n.Image, "--accel-cache", n.Path("accel.json"))
 	return strings.TrimSpace(out), err
 }
 
@@ -54,7 +58,7 @@ func (n *Node) StartSandbox(ctx context.Context, id string, mounts ...Mount) (*S
 	defer ready.Close()
 	args := []string{
 		"run", "--root", n.Path("sandboxes"), "--id", id, "-o", "json", "--accel", n.Accel,
-		"--runtime-endpoint", "unix://" + n.Path("runtime.sock"), "--image", n.Path("image"), "--accel-cache", n.Path("accel.json"),
+		"--runtime-endpoint", "unix://" + n.Path("runtime.sock"), "--image", n.Image, "--accel-cache", n.Path("accel.json"),
 	}
 	for _, m := range mounts {
 		args = append(args, "--mount", "source="+m.Source+",destination="+m.Destination)
@@ -64,7 +68,8 @@ func (n *Node) StartSandbox(ctx context.Context, id string, mounts ...Mount) (*S
 	if err != nil {
 		return nil, err
 	}
-	s := &Sandbox{n: n, id: id, process: p}
+	s := &Sandbox{n: n, id: id, Process: p}
+	n.sandboxes = append(n.sandboxes, s)
 	line := make(chan string, 1)
 	go func() {
 		scanner := bufio.NewScanner(ready)
@@ -76,19 +81,26 @@ func (n *Node) StartSandbox(ctx context.Context, id string, mounts ...Mount) (*S
 	select {
 	case text := <-line:
 		var info struct {
-			Ready bool   `json:"ready"`
-			Accel string `json:"accel"`
+			Ready  bool   `json:"ready"`
+			Accel  string `json:"accel"`
+			VMMPID int    `json:"vmmPid"`
 		}
 		if err := json.Unmarshal([]byte(text), &info); err != nil || !info.Ready {
-			return nil, fmt.Errorf("the sandbox did not start (%q); see %s", text, p.log.Name())
+			<-p.done
+			return nil, fmt.Errorf("the sandbox did not start: %s", lastLine(p.Log()))
 		}
-		s.Accel = info.Accel
+		s.Accel, s.VMM = info.Accel, info.VMMPID
 		return s, nil
 	case <-timeout.C:
 		return nil, fmt.Errorf("the sandbox is not ready after %v; see %s", bootTimeout, p.log.Name())
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
+}
+
+func lastLine(text string) string {
+	lines := strings.Split(strings.TrimSpace(text), "\n")
+	return lines[len(lines)-1]
 }
 
 // Sh runs a shell command in the guest and returns its output.
@@ -101,8 +113,8 @@ func (s *Sandbox) Stop(ctx context.Context) error {
 	if _, err := s.n.command(ctx, "crust-sandbox", "stop", "--root", s.n.Path("sandboxes"), s.id); err != nil {
 		return err
 	}
-	<-s.process.done
-	return s.process.ended()
+	<-s.Process.done
+	return s.Process.ended()
 }
 
 // command runs one of our commands to its end. On Ctrl-C it is asked to stop.
