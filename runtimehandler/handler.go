@@ -25,8 +25,9 @@ type Handler interface {
 	Capabilities() Capabilities
 
 	// Stage hands a deferral over before any sandbox knows of it. Staging the same deferral again succeeds and repairs
-	// what may have been lost on the runtime's side; another deferral at the same target path replaces it. When it
-	// fails, nothing of the deferral is left on the runtime's side.
+	// what may have been lost on the runtime's side, and does what a device that has grown since needs before its next
+	// mount; another deferral at the same target path replaces it. When it fails, nothing of the deferral is left on the
+	// runtime's side, unless it was staged before: then it still is.
 	Stage(ctx context.Context, d Deferral) error
 
 	// Unstage takes a deferral back. It succeeds if the deferral was never staged. The daemon calls it only when no
@@ -131,6 +132,9 @@ type Status struct {
 	Sandbox *Sandbox
 	// Mounted says whether its filesystem is mounted there by now.
 	Mounted bool
+	// Breach, if not empty, says that the sandbox should have mounted the volume by now and has not: why, and what helps.
+	// Its containers see the sealed target path, and can write nothing.
+	Breach string
 }
 
 // Leftover is something on a runtime's side that Sweep has found and left.
