@@ -3,11 +3,14 @@ package crust
 import (
 	"fmt"
 	"log/slog"
+	"maps"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/containerd/errdefs"
 
+	"crust.dev/crust/crust/internal/policy"
 	"crust.dev/crust/protocol/rpc"
 	"crust.dev/crust/runtimehandler"
 )
@@ -29,6 +32,9 @@ type Config struct {
 	RegistrationDir string
 	// StateDir holds the journal. It must outlive reboots.
 	StateDir string
+	// DeviceRoots are the directories from which devices may come, an image file or a device node as well; none: all. A
+	// driver that names another one is refused with PERMISSION_DENIED.
+	DeviceRoots []string
 	// Handlers are the kinds of runtimes that the daemon works with.
 	Handlers []runtimehandler.Handler
 	// ShimHandler is the name of the handler that reaches shims that register.
@@ -42,9 +48,13 @@ type Config struct {
 	RuntimeClasses map[string]string
 	// Kubernetes says which API server knows the pods; nil: none does.
 	Kubernetes *Kubernetes
+	// File is the file that all this comes from, which the daemon follows; nil: none.
+	File *File
 	// Version is that of the build.
 	Version string
 	Log     *slog.Logger
+	// LogLevel is the level of Log; nil if it cannot change.
+	LogLevel *slog.LevelVar
 }
 
 // Kubernetes says how to reach an API server.
@@ -114,20 +124,56 @@ func (c Config) validateRest() error {
 	if !filepath.IsAbs(c.StateDir) {
 		return fmt.Errorf("state directory %q is not absolute: %w", c.StateDir, errdefs.ErrInvalidArgument)
 	}
+	for _, root := range c.DeviceRoots {
+		if !filepath.IsAbs(root) || filepath.Clean(root) != root {
+			return fmt.Errorf("device root %q is not a clean absolute path: %w", root, errdefs.ErrInvalidArgument)
+		}
+	}
 	if slices.ContainsFunc(c.Drivers, func(d Driver) bool { return d.Register }) && !filepath.IsAbs(c.RegistrationDir) {
 		return fmt.Errorf("registration directory %q is not absolute: %w", c.RegistrationDir, errdefs.ErrInvalidArgument)
+	}
+	if c.Profiling && c.HTTPAddress == "" {
+		return fmt.Errorf("profiling is on, but there is no HTTP address to serve it at: %w", errdefs.ErrInvalidArgument)
+	}
+	if c.File != nil && (!filepath.IsAbs(c.File.Path) || c.File.Read == nil) {
+		return fmt.Errorf("configuration file %q is not absolute, or cannot be read again: %w", c.File.Path, errdefs.ErrInvalidArgument)
+	}
+	if err := policy.CheckDefault(c.DefaultPolicy, c.Kubernetes != nil); err != nil {
+		return err
 	}
 	if c.Log == nil {
 		return fmt.Errorf("a logger is needed: %w", errdefs.ErrInvalidArgument)
 	}
-	names := map[string]string{"shim handler": c.ShimHandler, "default handler": c.DefaultHandler}
-	for class, name := range c.RuntimeClasses {
-		names["handler of RuntimeClass handler "+class] = name
-	}
-	for field, name := range names {
-		if !slices.ContainsFunc(c.Handlers, func(h runtimehandler.Handler) bool { return h.Name() == name }) {
-			return fmt.Errorf("%s %q is none of the handlers: %w", field, name, errdefs.ErrInvalidArgument)
+	for i, h := range c.Handlers {
+		if slices.ContainsFunc(c.Handlers[:i], func(other runtimehandler.Handler) bool { return other.Name() == h.Name() }) {
+			return fmt.Errorf("two handlers are called %q; give one another name: %w", h.Name(), errdefs.ErrInvalidArgument)
 		}
+	}
+	for _, field := range []struct{ name, handler string }{{"shim handler", c.ShimHandler}, {"default handler", c.DefaultHandler}} {
+		if err := c.checkHandler(field.name, field.handler); err != nil {
+			return err
+		}
+	}
+	return c.checkClasses(c.RuntimeClasses)
+}
+
+// checkClasses checks that RuntimeClasses name handlers that there are.
+func (c Config) checkClasses(classes map[string]string) error {
+	for _, class := range slices.Sorted(maps.Keys(classes)) {
+		if err := c.checkHandler("handler of RuntimeClass handler "+class, classes[class]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c Config) checkHandler(field, name string) error {
+	var names []string
+	for _, h := range c.Handlers {
+		names = append(names, h.Name())
+	}
+	if !slices.Contains(names, name) {
+		return fmt.Errorf("%s %q is none of the handlers (%s): %w", field, name, strings.Join(names, ", "), errdefs.ErrInvalidArgument)
 	}
 	return nil
 }

@@ -1,13 +1,13 @@
 package crust
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/containerd/ttrpc"
 	"google.golang.org/grpc"
@@ -15,7 +15,6 @@ import (
 
 	"crust.dev/crust/crust/internal/admin"
 	"crust.dev/crust/crust/internal/kube/registration"
-	"crust.dev/crust/crust/internal/policy"
 	"crust.dev/crust/crust/internal/proxy"
 	"crust.dev/crust/crust/internal/runtimeapi"
 	"crust.dev/crust/crust/internal/sandboxes"
@@ -29,6 +28,7 @@ import (
 type services struct {
 	daemon    *Daemon
 	parts     *parts
+	follower  *follower // nil without a configuration file
 	checks    status.Checks
 	listeners []net.Listener
 	run       []func(context.Context) error
@@ -37,6 +37,10 @@ type services struct {
 // listen opens all sockets before anything is served: whoever finds one finds all. It returns what has to run.
 func (d *Daemon) listen(ctx context.Context, p *parts) (_ []func(context.Context) error, err error) {
 	s := &services{daemon: d, parts: p}
+	if d.config.File != nil {
+		s.follower = &follower{daemon: d, parts: p}
+		s.run = append(s.run, s.follower.run)
+	}
 	defer func() {
 		if err != nil {
 			for _, l := range s.listeners {
@@ -141,13 +145,18 @@ func (s *services) admin(ctx context.Context) error {
 	if s.daemon.sockets.admin == "" {
 		return nil
 	}
+	// The configuration is no part of readiness: a daemon that goes on with the old one is not to be restarted or replaced.
+	checks := slices.Clone(s.checks)
+	if s.follower != nil {
+		checks = append(checks, status.Check{Name: "configuration", Run: s.follower.check})
+	}
 	server := rpc.NewServer(ctx, s.daemon.config.Log)
 	adminv1.RegisterAdminServer(server, admin.New(admin.Config{
 		Deferrals:      s.parts.manager,
-		Checks:         s.checks,
+		Checks:         checks,
 		Describe:       s.describe,
 		Handlers:       s.daemon.config.Handlers,
-		RuntimeClasses: func() map[string]string { return s.daemon.config.RuntimeClasses },
+		RuntimeClasses: func() map[string]string { return s.parts.policy.Rules().RuntimeClasses },
 	}))
 	return s.grpc(ctx, s.daemon.sockets.admin, server)
 }
@@ -159,8 +168,11 @@ func (s *services) describe(ctx context.Context) *adminv1.GetStatusResponse {
 		StateDir:        config.StateDir,
 		RuntimeEndpoint: s.daemon.sockets.runtime,
 		KepEndpoint:     s.daemon.sockets.kep,
-		DefaultPolicy:   cmp.Or(config.DefaultPolicy, policy.Never),
+		DefaultPolicy:   s.parts.policy.Rules().Default,
 		DefaultHandler:  config.DefaultHandler,
+	}
+	if config.File != nil {
+		resp.ConfigFile = config.File.Path
 	}
 	for i, sockets := range s.daemon.sockets.drivers {
 		name, _ := s.parts.providers[i].Name(ctx) // one that does not answer is a failed check

@@ -20,6 +20,7 @@ type Metrics struct {
 	calls         *prometheus.HistogramVec
 	findings      *prometheus.CounterVec
 	registrations *prometheus.CounterVec
+	configuration prometheus.Gauge
 }
 
 // New returns metrics, with a gauge of the deferrals that list returns at each scrape.
@@ -43,8 +44,13 @@ func New(list func() []journal.Record) *Metrics {
 			Name: "crust_kubelet_registrations_total",
 			Help: "Answers of the kubelet to registrations of drivers, by result.",
 		}, []string{"result"}),
+		configuration: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "crust_configuration_applied",
+			Help: "1 while the daemon works with what its configuration file says, 0 if the file has changed and is invalid or needs a restart.",
+		}),
 	}
-	m.Registry.MustRegister(m.published, m.calls, m.findings, m.registrations, deferrals{list},
+	m.configuration.Set(1)
+	m.Registry.MustRegister(m.published, m.calls, m.findings, m.registrations, m.configuration, deferrals{list},
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
@@ -62,6 +68,15 @@ func (m *Metrics) Published() { m.published.Inc() }
 
 // Finding notes a finding of the reconciler.
 func (m *Metrics) Finding(kind string) { m.findings.WithLabelValues(kind).Inc() }
+
+// Configuration notes whether the daemon works with what its configuration file says.
+func (m *Metrics) Configuration(applied bool) {
+	value := 0.0
+	if applied {
+		value = 1
+	}
+	m.configuration.Set(value)
+}
 
 // Registration notes an answer of the kubelet.
 func (m *Metrics) Registration(accepted bool) {

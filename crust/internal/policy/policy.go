@@ -4,8 +4,10 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
+	"sync/atomic"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/containerd/errdefs"
@@ -40,20 +42,50 @@ type Config struct {
 }
 
 // Policy decides.
-type Policy struct{ config Config }
+type Policy struct {
+	config Config
+	rules  atomic.Pointer[Rules]
+}
+
+// Rules are what of a policy can change while it is used.
+type Rules struct {
+	// Default and RuntimeClasses are those of Config.
+	Default        string
+	RuntimeClasses map[string]string
+}
 
 // New checks a configuration. ErrInvalidArgument if it wants to know pods and has no way to.
 func New(c Config) (*Policy, error) {
-	c.Default = cmp.Or(c.Default, Never)
-	switch {
-	case c.Default != Never && c.Default != Auto:
-		return nil, fmt.Errorf("policy: default %q: want %s or %s: %w", c.Default, Never, Auto, errdefs.ErrInvalidArgument)
-	case c.Default == Auto && c.Pods == nil:
-		return nil, fmt.Errorf("policy: default %s needs to know pods; configure Kubernetes, or use %s: %w", Auto, Never, errdefs.ErrInvalidArgument)
-	case c.DefaultHandler == "":
+	if c.DefaultHandler == "" {
 		return nil, fmt.Errorf("policy: no default handler: %w", errdefs.ErrInvalidArgument)
 	}
-	return &Policy{config: c}, nil
+	p := &Policy{config: c}
+	return p, p.Set(Rules{Default: c.Default, RuntimeClasses: c.RuntimeClasses})
+}
+
+// Set changes the rules for all decisions that begin from now on. ErrInvalidArgument as for New; then nothing changes.
+func (p *Policy) Set(r Rules) error {
+	r.Default = cmp.Or(r.Default, Never)
+	if err := CheckDefault(r.Default, p.config.Pods != nil); err != nil {
+		return err
+	}
+	r.RuntimeClasses = maps.Clone(r.RuntimeClasses)
+	p.rules.Store(&r)
+	return nil
+}
+
+// Rules returns the rules that hold now. They are not to be changed.
+func (p *Policy) Rules() Rules { return *p.rules.Load() }
+
+// CheckDefault says whether a default can be had. pods says that there is a way to know pods. ErrInvalidArgument if not.
+func CheckDefault(value string, pods bool) error {
+	switch {
+	case value != "" && value != Never && value != Auto:
+		return fmt.Errorf("policy: default %q: want %s or %s: %w", value, Never, Auto, errdefs.ErrInvalidArgument)
+	case value == Auto && !pods:
+		return fmt.Errorf("policy: default %s needs to know pods; configure Kubernetes, or use %s: %w", Auto, Never, errdefs.ErrInvalidArgument)
+	}
+	return nil
 }
 
 // Request is a volume that is to be published.
@@ -81,7 +113,8 @@ type Decision struct {
 // Decide decides. ErrInvalidArgument for a parameter that means nothing; ErrFailedPrecondition for one that does not fit
 // the volume's use; ErrUnavailable if the pod has to be known and is not.
 func (p *Policy) Decide(ctx context.Context, req Request) (Decision, error) {
-	wish, err := p.wish(req.VolumeContext)
+	rules := p.Rules()
+	wish, err := p.wish(rules, req.VolumeContext)
 	if err != nil {
 		return Decision{}, err
 	}
@@ -97,13 +130,13 @@ func (p *Policy) Decide(ctx context.Context, req Request) (Decision, error) {
 	if p.config.Pods == nil {
 		return d, nil
 	}
-	if err := p.askPod(ctx, req, &d); err != nil {
+	if err := p.askPod(ctx, rules, req, &d); err != nil {
 		return Decision{}, err
 	}
 	if wish == Always {
 		return d, nil
 	}
-	d.Defer, err = p.byPod(ctx, req, d.Pod)
+	d.Defer, err = p.byPod(ctx, rules, req, d.Pod)
 	if err != nil || !d.Defer {
 		return Decision{}, err
 	}
@@ -113,7 +146,7 @@ func (p *Policy) Decide(ctx context.Context, req Request) (Decision, error) {
 // AtStage says whether a volume that is to be staged will be deferred whatever pod it is for; a stage request does not
 // say which that is. Its errors are those of Decide.
 func (p *Policy) AtStage(volumeContext map[string]string, capability *csi.VolumeCapability) (bool, error) {
-	wish, err := p.wish(volumeContext)
+	wish, err := p.wish(p.Rules(), volumeContext)
 	if err != nil || wish != Always {
 		return false, err
 	}
@@ -127,11 +160,11 @@ var errBlock = fmt.Errorf("%s is %q, but this is a raw block volume, which has n
 	"without that parameter for volumeMode Block: %w", deferred.ParameterDefer, Always, errdefs.ErrFailedPrecondition)
 
 // wish is what the volume itself says.
-func (p *Policy) wish(volumeContext map[string]string) (string, error) {
+func (p *Policy) wish(rules Rules, volumeContext map[string]string) (string, error) {
 	wish, ok := volumeContext[deferred.ParameterDefer]
 	switch {
 	case !ok:
-		return p.config.Default, nil
+		return rules.Default, nil
 	case wish == Auto && p.config.Pods == nil:
 		return "", fmt.Errorf("%s is %q, which needs to know the pod, and no pod reader is configured; use %q or %q: %w",
 			deferred.ParameterDefer, Auto, Always, Never, errdefs.ErrFailedPrecondition)
@@ -142,7 +175,7 @@ func (p *Policy) wish(volumeContext map[string]string) (string, error) {
 }
 
 // askPod completes a decision with what the pod says.
-func (p *Policy) askPod(ctx context.Context, req Request, d *Decision) error {
+func (p *Policy) askPod(ctx context.Context, rules Rules, req Request, d *Decision) error {
 	id, err := identify(req)
 	if err != nil {
 		return err
@@ -153,7 +186,7 @@ func (p *Policy) askPod(ctx context.Context, req Request, d *Decision) error {
 	}
 	d.Pod = &pod
 	d.GroupChangePolicy = cmp.Or(d.GroupChangePolicy, pod.FSGroupChangePolicy)
-	if handler, ok := p.config.RuntimeClasses[pod.RuntimeHandler]; ok && req.VolumeContext[deferred.ParameterHandler] == "" {
+	if handler, ok := rules.RuntimeClasses[pod.RuntimeHandler]; ok && req.VolumeContext[deferred.ParameterHandler] == "" {
 		d.Handler = handler
 	}
 	volume, err := p.volumeOf(ctx, req, pod)
@@ -165,7 +198,7 @@ func (p *Policy) askPod(ctx context.Context, req Request, d *Decision) error {
 }
 
 // byPod says whether the pod asks for deferral of this volume, by its annotation or its RuntimeClass.
-func (p *Policy) byPod(ctx context.Context, req Request, pod *Pod) (bool, error) {
+func (p *Policy) byPod(ctx context.Context, rules Rules, req Request, pod *Pod) (bool, error) {
 	if list, ok := pod.Annotations[Annotation]; ok {
 		names := strings.FieldsFunc(list, func(r rune) bool { return r == ',' || r == ' ' })
 		for _, name := range names {
@@ -181,7 +214,7 @@ func (p *Policy) byPod(ctx context.Context, req Request, pod *Pod) (bool, error)
 			return true, nil
 		}
 	}
-	_, ok := p.config.RuntimeClasses[pod.RuntimeHandler]
+	_, ok := rules.RuntimeClasses[pod.RuntimeHandler]
 	return ok, nil
 }
 
