@@ -121,11 +121,12 @@ func (d *Daemon) assemble(p *parts, j *journal.Journal) (err error) {
 		return err
 	}
 	p.manager, err = deferrals.New(deferrals.Config{
-		Journal:   j,
-		Handlers:  d.config.Handlers,
-		StorageOf: storageOf(p.providers),
-		Published: func() { p.metrics.Published() },
-		Notify:    p.notify,
+		Journal:     j,
+		Handlers:    d.config.Handlers,
+		DeviceRoots: d.config.DeviceRoots,
+		StorageOf:   storageOf(p.providers),
+		Published:   func() { p.metrics.Published() },
+		Notify:      p.notify,
 	})
 	if err != nil {
 		return err

@@ -109,6 +109,7 @@ func TestNewRefuses(t *testing.T) {
 		"is used twice":      func(c *crust.Config) { c.Drivers[0].Endpoint = c.Drivers[0].Upstream },
 		"no driver":          func(c *crust.Config) { c.Drivers = nil },
 		"state directory":    func(c *crust.Config) { c.StateDir = "state" },
+		"device root":        func(c *crust.Config) { c.DeviceRoots = []string{"/dev/../x"} },
 		"a logger is needed": func(c *crust.Config) { c.Log = nil },
 		"default handler":    func(c *crust.Config) { c.DefaultHandler = "none" },
 	} {

@@ -80,6 +80,7 @@ func newNode(t testing.TB, change ...func(*crust.Config)) *node {
 		RuntimeEndpoint: "unix://" + n.path("rt.sock"),
 		KEPEndpoint:     "unix://" + n.path("kep.sock"),
 		StateDir:        n.path("state"),
+		DeviceRoots:     []string{n.driver.Dir, "/dev"},
 		Handlers:        handlers(n.path("run")),
 		ShimHandler:     remote.Name,
 		DefaultHandler:  remote.Name,
@@ -226,6 +227,12 @@ func fullSandbox(id, address string) shim.Sandbox {
 // sandbox starts a shim; change may take abilities from it.
 func (n *node) sandbox(id string, change func(*shim.Sandbox)) *sandbox {
 	n.t.Helper()
+	return n.sandboxThat(id, nil, change)
+}
+
+// sandboxThat starts a shim that answers with service; nil: with the sandbox itself.
+func (n *node) sandboxThat(id string, service runtimev1.TTRPCShimService, change func(*shim.Sandbox)) *sandbox {
+	n.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	address := n.path(id + ".sock")
 	l, err := rpc.Listen(ctx, address)
@@ -233,11 +240,14 @@ func (n *node) sandbox(id string, change func(*shim.Sandbox)) *sandbox {
 		n.t.Fatal(err)
 	}
 	s := &sandbox{}
+	if service == nil {
+		service = s
+	}
 	log := slog.New(slog.NewTextHandler(io.Discard, nil))
 	done := make(chan error, 1)
 	go func() {
 		done <- rpc.ServeTTRPC(ctx, l, log, func(_ context.Context, _ rpc.Peer, server *ttrpc.Server) {
-			runtimev1.RegisterTTRPCShimService(server, s)
+			runtimev1.RegisterTTRPCShimService(server, service)
 		})
 	}()
 	config := fullSandbox(id, address)

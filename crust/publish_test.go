@@ -125,8 +125,11 @@ func TestPublishRefuses(t *testing.T) {
 	answer := func(change func(*deferred.DeferredFilesystem)) func(*csi.NodePublishVolumeRequest) {
 		return func(*csi.NodePublishVolumeRequest) { n.driver.Answer = change }
 	}
-	fifo := filepath.Join(n.dir, "fifo")
+	fifo, outside := filepath.Join(n.driver.Dir, "fifo"), filepath.Join(n.dir, "outside.img")
 	mkfifo(t, fifo)
+	if err := errors.Join(os.WriteFile(outside, make([]byte, 4096), 0o600), os.Symlink(outside, filepath.Join(n.driver.Dir, "link"))); err != nil {
+		t.Fatal(err)
+	}
 	for _, tc := range []struct {
 		name   string
 		change func(*csi.NodePublishVolumeRequest)
@@ -174,9 +177,11 @@ func TestPublishRefuses(t *testing.T) {
 		{"a relative device", answer(func(d *deferred.DeferredFilesystem) { d.Device = "v1.img" }), errdefs.ErrInternal, "absolute"},
 		{"a device with dots", answer(func(d *deferred.DeferredFilesystem) { d.Device = "/dev/../etc/passwd" }), errdefs.ErrInternal, "clean"},
 		{"a device that is not there", answer(func(d *deferred.DeferredFilesystem) { d.Device = "/nonexistent" }), errdefs.ErrFailedPrecondition, "/nonexistent"},
-		{"a device that is a directory", answer(func(d *deferred.DeferredFilesystem) { d.Device = n.dir }), errdefs.ErrFailedPrecondition, "neither"},
+		{"a device that is a directory", answer(func(d *deferred.DeferredFilesystem) { d.Device = n.driver.Dir }), errdefs.ErrFailedPrecondition, "neither"},
 		{"a device that is a character device", answer(func(d *deferred.DeferredFilesystem) { d.Device = "/dev/null" }), errdefs.ErrFailedPrecondition, "neither"},
 		{"a device that is a pipe", answer(func(d *deferred.DeferredFilesystem) { d.Device = fifo }), errdefs.ErrFailedPrecondition, "neither"},
+		{"a device outside of the roots", answer(func(d *deferred.DeferredFilesystem) { d.Device = outside }), errdefs.ErrPermissionDenied, "deviceRoots"},
+		{"a link that leads out of the roots", answer(func(d *deferred.DeferredFilesystem) { d.Device = filepath.Join(n.driver.Dir, "link") }), errdefs.ErrPermissionDenied, "outside.img"},
 		{"a size of zero", answer(func(d *deferred.DeferredFilesystem) { d.SizeBytes = 0 }), errdefs.ErrInternal, "size_bytes"},
 		{"a device smaller than announced", answer(func(d *deferred.DeferredFilesystem) { d.SizeBytes = 1 << 40 }), errdefs.ErrFailedPrecondition, "announced"},
 		{"no filesystem type", answer(func(d *deferred.DeferredFilesystem) { d.FsType = "" }), errdefs.ErrInternal, "fs_type"},

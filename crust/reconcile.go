@@ -40,7 +40,7 @@ func (d *Daemon) reconcile(ctx context.Context, p *parts) error {
 		for {
 			findings := p.manager.Reconcile(ctx)
 			known = d.report(ctx, p, findings, known)
-			if wait *= 2; !somethingLeft(findings) {
+			if wait *= 2; !somethingLeft(findings) && !p.manager.Unsettled() {
 				wait = reconcileInterval
 			}
 			wait = min(wait, reconcileInterval)
@@ -74,13 +74,13 @@ func (d *Daemon) watched() []string {
 	return slices.Compact(paths)
 }
 
-// report logs findings, those that are left only when they are new. It returns what is known now.
+// report logs findings, those that stay only when they are new. It returns what is known now.
 func (d *Daemon) report(ctx context.Context, p *parts, findings []deferrals.Finding, known map[deferrals.Finding]bool) map[deferrals.Finding]bool {
 	now := map[deferrals.Finding]bool{}
 	for _, f := range findings {
 		now[f] = true
 		level := slog.LevelInfo
-		if f.Kind == deferrals.Left || f.Kind == deferrals.Strangers {
+		if f.Kind == deferrals.Left || f.Kind == deferrals.Strangers || f.Kind == deferrals.Breached {
 			if known[f] {
 				continue
 			}

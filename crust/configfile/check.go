@@ -51,6 +51,9 @@ func (f *File) check(d *decoder) {
 	}
 	absolute("registrationDir", f.RegistrationDir)
 	absolute("stateDir", f.StateDir)
+	for i, root := range f.DeviceRoots {
+		absolute(fmt.Sprintf("deviceRoots[%d]", i), root)
+	}
 	oneOf("policy.default", f.Policy.Default, "never", "auto")
 	if f.Kubernetes != nil {
 		absolute("kubernetes.kubeconfig", f.Kubernetes.Kubeconfig)

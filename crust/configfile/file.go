@@ -30,6 +30,7 @@ type File struct {
 	HTTP            HTTP              `yaml:"http"`
 	RegistrationDir string            `yaml:"registrationDir"`
 	StateDir        string            `yaml:"stateDir"`
+	DeviceRoots     []string          `yaml:"deviceRoots"`
 	Handlers        []Handler         `yaml:"handlers"`
 	ShimHandler     string            `yaml:"shimHandler"`
 	DefaultHandler  string            `yaml:"defaultHandler"`

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path"
@@ -15,6 +16,9 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
 
 	"crust.dev/crust/runtimehandler"
 )
@@ -97,7 +101,7 @@ func (h *Handler) Stage(_ context.Context, d runtimehandler.Deferral) error {
 	}
 	defer root.Close()
 	name := recordName(d.TargetPath)
-	if have, err := root.ReadFile(path.Join(name, infoName)); err == nil && bytes.Equal(have, raw) {
+	if have, err := readRecord(root, name); err == nil && bytes.Equal(have, raw) {
 		return nil
 	}
 	if err := put(root, name, raw); err != nil {
@@ -202,13 +206,33 @@ func (h *Handler) Sweep(ctx context.Context, staged []runtimehandler.Deferral) (
 	return left, errors.Join(errs...)
 }
 
+// maxRecord is more than a record can have in bytes.
+const maxRecord = 1 << 20
+
+// readRecord reads the record in a directory, which anybody may have put there: it is a regular file of a sensible size.
+func readRecord(root *os.Root, name string) ([]byte, error) {
+	f, err := root.OpenFile(path.Join(name, infoName), os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() || info.Size() > maxRecord {
+		return nil, fmt.Errorf("%s/%s is %s of %d bytes, want a file of at most %d: %w", name, infoName, info.Mode().Type(), info.Size(), maxRecord, errdefs.ErrInvalidArgument)
+	}
+	return io.ReadAll(io.LimitReader(f, maxRecord))
+}
+
 // sweepEntry deals with one name that belongs to no deferral.
 func (h *Handler) sweepEntry(root *os.Root, e fs.DirEntry) (*runtimehandler.Leftover, error) {
 	full := path.Join(h.config.Root, e.Name())
 	if strings.HasPrefix(e.Name(), temporary) {
 		return nil, root.RemoveAll(e.Name())
 	}
-	raw, err := root.ReadFile(path.Join(e.Name(), infoName))
+	raw, err := readRecord(root, e.Name())
 	if err != nil {
 		return &runtimehandler.Leftover{Path: full, Stranger: true, Text: "is not a record of crustd; it was left alone"}, nil
 	}

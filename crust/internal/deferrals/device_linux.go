@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 
 	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
@@ -17,14 +19,18 @@ import (
 const sectorBytes = 512
 
 // resolveDevice checks what a storage names as device and returns its path without symbolic links, and its size in
-// bytes. It must be a block device or a regular file of at least the announced size, in whole sectors.
-func resolveDevice(path string, announced int64) (resolved string, size int64, err error) {
+// bytes. It must be a block device or a regular file of at least the announced size, in whole sectors, and lie in one of
+// the roots if there are any.
+func resolveDevice(path string, announced int64, roots []string) (resolved string, size int64, err error) {
 	if !filepath.IsAbs(path) || filepath.Clean(path) != path {
 		return "", 0, fmt.Errorf("device %q is not a clean absolute path: %w", path, errdefs.ErrInvalidArgument)
 	}
 	resolved, err = filepath.EvalSymlinks(path)
 	if err != nil {
 		return "", 0, fmt.Errorf("device: %w: %w", err, errdefs.ErrFailedPrecondition)
+	}
+	if err := allowed(resolved, roots); err != nil {
+		return "", 0, err
 	}
 	if size, err = DeviceSize(resolved); err != nil {
 		return "", 0, err
@@ -36,6 +42,23 @@ func resolveDevice(path string, announced int64) (resolved string, size int64, e
 		return "", 0, fmt.Errorf("device %s has %d bytes, %d were announced: %w", resolved, size, announced, errdefs.ErrFailedPrecondition)
 	}
 	return resolved, size, nil
+}
+
+// allowed is ErrPermissionDenied for a device, without symbolic links, that lies in none of the roots.
+func allowed(device string, roots []string) error {
+	within := func(root string) bool {
+		real, err := filepath.EvalSymlinks(root)
+		if err != nil {
+			return false // a root that is not there has nothing in it
+		}
+		rel, err := filepath.Rel(real, device)
+		return err == nil && filepath.IsLocal(rel)
+	}
+	if len(roots) == 0 || slices.ContainsFunc(roots, within) {
+		return nil
+	}
+	return fmt.Errorf("device %s is outside of the directories from which devices are handed to sandboxes (%s); if the driver is right, "+
+		"add its directory to deviceRoots in crustd's configuration: %w", device, strings.Join(roots, ", "), errdefs.ErrPermissionDenied)
 }
 
 // DeviceSize returns the size in bytes of a block device or regular file; anything else is ErrFailedPrecondition.

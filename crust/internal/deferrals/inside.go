@@ -2,6 +2,7 @@ package deferrals
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -21,6 +22,9 @@ const (
 // ErrNotMounted is what Stats returns while there is nothing to measure. It wraps ErrUnavailable.
 var ErrNotMounted = fmt.Errorf("no sandbox has mounted it yet: %w", errdefs.ErrUnavailable)
 
+// ErrBreached is what Stats returns if the sandbox runs without the volume. It wraps ErrFailedPrecondition.
+var ErrBreached = fmt.Errorf("the deferral is breached: %w", errdefs.ErrFailedPrecondition)
+
 // Stats measures a volume inside its sandbox. ErrNotFound for a target path that is not a deferral's; ErrUnavailable
 // while no sandbox has mounted it, or if the sandbox does not answer in time.
 func (m *Manager) Stats(ctx context.Context, targetPath string) (runtimehandler.Stats, error) {
@@ -30,11 +34,14 @@ func (m *Manager) Stats(ctx context.Context, targetPath string) (runtimehandler.
 	}
 	ctx, cancel := context.WithTimeout(ctx, statsTimeout)
 	defer cancel()
-	if rec.Binding == nil {
+	if watched(rec) {
 		if err := m.discoverOne(ctx, targetPath); err != nil {
 			return runtimehandler.Stats{}, err
 		}
 		rec, _ = m.journal.Get(targetPath)
+	}
+	if rec.Binding != nil && rec.Binding.Breach != "" {
+		return runtimehandler.Stats{}, fmt.Errorf("%s: %w", breached(rec), ErrBreached)
 	}
 	if rec.Binding == nil || !rec.Binding.Mounted {
 		return runtimehandler.Stats{}, fmt.Errorf("volume %s: %w", rec.Deferral.VolumeID, ErrNotMounted)
@@ -51,8 +58,8 @@ func (m *Manager) Stats(ctx context.Context, targetPath string) (runtimehandler.
 }
 
 // Expand grows a volume: first its device, by grow, which returns the device's size in bytes; then what the sandbox sees
-// and the filesystem inside. Without a sandbox the latter is left to the next mount, which always grows a filesystem to
-// its device. It returns the device's size. After any failure it can be repeated, and what was begun is finished by
+// and the filesystem inside. Without a sandbox the latter is left to the next mount, which grows a filesystem to its device,
+// or to the handler before that. It returns the device's size. After any failure it can be repeated, and what was begun is finished by
 // Reconcile if nobody does. ErrNotFound for a target path that is not a deferral's.
 func (m *Manager) Expand(ctx context.Context, targetPath string, grow func(ctx context.Context) (int64, error)) (int64, error) {
 	unlock, err := m.locks.Lock(ctx, targetPath)
@@ -82,6 +89,8 @@ func (m *Manager) Expand(ctx context.Context, targetPath string, grow func(ctx c
 	rec.Deferral.SizeBytes = max(size, rec.Deferral.SizeBytes)
 	if rec.Binding != nil {
 		rec.Expanding = rec.Deferral.SizeBytes
+	} else if err := m.restage(ctx, rec); err != nil {
+		return 0, err
 	}
 	if err := m.journal.Put(nil, rec); err != nil {
 		return 0, err
@@ -91,6 +100,22 @@ func (m *Manager) Expand(ctx context.Context, targetPath string, grow func(ctx c
 		return size, nil
 	}
 	return m.expandInside(ctx, rec)
+}
+
+// restage hands a deferral over again whose device has grown: what a runtime does not do when it mounts, its handler does
+// before.
+func (m *Manager) restage(ctx context.Context, rec journal.Record) error {
+	handler, err := m.handler(rec.Handler)
+	if err != nil {
+		return err
+	}
+	d := rec.Deferral
+	d.Blankness = blankness(rec)
+	if err := handler.Stage(ctx, d); err != nil {
+		return fmt.Errorf("handler %s: stage %s: %w", rec.Handler, d.TargetPath, err)
+	}
+	crashpoint.At(ctx, "expand: staged again")
+	return nil
 }
 
 // ExpandToDevice is Expand for a device that its owner has grown already. ErrOutOfRange if its size is not within
@@ -122,6 +147,11 @@ func (m *Manager) expandInside(ctx context.Context, rec journal.Record) (int64, 
 	ctx, cancel := context.WithTimeout(ctx, expandTimeout)
 	defer cancel()
 	size, err := handler.Expand(ctx, rec.Deferral.TargetPath, sandbox, rec.Expanding)
+	if err != nil && !handler.Capabilities().OnlineExpand && (errdefs.IsFailedPrecondition(err) || errdefs.IsNotImplemented(err)) {
+		// It is finished when the volume is published next; until then asking again would not help.
+		rec.Expanding = 0
+		err = errors.Join(err, m.journal.Put(nil, rec))
+	}
 	if err != nil {
 		return 0, fmt.Errorf("expand volume %s in sandbox %s: %w", rec.Deferral.VolumeID, sandbox.ID, err)
 	}

@@ -31,6 +31,8 @@ type Storage interface {
 type Config struct {
 	Journal  *journal.Journal
 	Handlers []runtimehandler.Handler
+	// DeviceRoots are the directories from which devices may come; none: all.
+	DeviceRoots []string
 	// Published, if not nil, is told of every volume that was newly published.
 	Published func()
 	// Notify, if not nil, is told of what the owner of a pod should know of its volume. It must not block.
@@ -51,12 +53,13 @@ type Notice struct {
 // Manager takes deferrals through their life. Its methods may be called from several goroutines; what concerns one
 // target path happens one after the other.
 type Manager struct {
-	journal   *journal.Journal
-	handlers  map[string]runtimehandler.Handler
-	published func()
-	notify    func(Notice)
-	storageOf func(ctx context.Context, d runtimehandler.Deferral) (Storage, error)
-	locks     keylock.Set
+	journal     *journal.Journal
+	handlers    map[string]runtimehandler.Handler
+	deviceRoots []string
+	published   func()
+	notify      func(Notice)
+	storageOf   func(ctx context.Context, d runtimehandler.Deferral) (Storage, error)
+	locks       keylock.Set
 }
 
 // New returns a manager over an open journal.
@@ -64,7 +67,7 @@ func New(c Config) (*Manager, error) {
 	if c.Journal == nil || len(c.Handlers) == 0 || c.StorageOf == nil {
 		return nil, fmt.Errorf("deferrals: a journal, a handler and storage are needed: %w", errdefs.ErrInvalidArgument)
 	}
-	m := &Manager{journal: c.Journal, storageOf: c.StorageOf, published: c.Published, notify: c.Notify, handlers: map[string]runtimehandler.Handler{}}
+	m := &Manager{journal: c.Journal, deviceRoots: c.DeviceRoots, storageOf: c.StorageOf, published: c.Published, notify: c.Notify, handlers: map[string]runtimehandler.Handler{}}
 	if m.published == nil {
 		m.published = func() {}
 	}

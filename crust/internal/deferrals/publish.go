@@ -106,7 +106,7 @@ func (m *Manager) publish(ctx context.Context, rec journal.Record, req Request, 
 	}
 	d.GroupChangePolicy = max(d.GroupChangePolicy, req.GroupChangePolicy)
 	crashpoint.At(ctx, "publish: published by the storage")
-	if d.Device, d.SizeBytes, err = resolveDevice(d.Device, d.SizeBytes); err != nil {
+	if d.Device, d.SizeBytes, err = resolveDevice(d.Device, d.SizeBytes, m.deviceRoots); err != nil {
 		return fmt.Errorf("volume %s: %w", d.VolumeID, err)
 	}
 	if err := errors.Join(unusedByHost(d), able(handler, d, req.SubPaths)); err != nil {

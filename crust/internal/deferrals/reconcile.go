@@ -25,6 +25,7 @@ const (
 	Dropped   Kind = "dropped"   // the record of something that is no longer there was dropped
 	Released  Kind = "released"  // the volume of a sandbox that has ended was taken back
 	Found     Kind = "found"     // a sandbox that does not register turned out to have the volume
+	Breached  Kind = "breached"  // a sandbox runs without the volume that it should have mounted
 	Orphaned  Kind = "orphaned"  // the pod is gone; its volume was taken back
 	Left      Kind = "left"      // something is wrong and was left as it is
 	Strangers Kind = "strangers" // there is something of somebody else's
@@ -118,22 +119,45 @@ func (m *Manager) plan(ctx context.Context, rec journal.Record) (todo, error) {
 	case rec.State == journal.Unpublishing:
 		return todo{Finished, "its unpublication was interrupted", giveBack}, nil
 	}
-	if rec.Binding != nil && released(rec) == nil {
-		return todo{Released, "its sandbox has ended", func(ctx context.Context) error { return m.release(ctx, rec) }}, nil
-	}
-	if rec.Binding == nil {
-		found, err := m.status(ctx, rec)
-		if err != nil {
-			return todo{}, err
+	if watched(rec) {
+		if t, err := m.planWatched(ctx, rec); err != nil || t.kind != "" {
+			return t, err
 		}
-		if found.Sandbox != nil {
-			return todo{Found, "it is in sandbox " + found.Sandbox.ID, func(context.Context) error { return m.bind(rec, found) }}, nil
-		}
+	} else if released(rec) == nil {
+		return m.planRelease(rec), nil
 	}
 	if orphaned(rec) {
 		return todo{Orphaned, "its pod's directory is gone", giveBack}, unheld(rec.Deferral.Device, "its pod is gone, but it")
 	}
 	return m.planRenewal(rec)
+}
+
+func (m *Manager) planRelease(rec journal.Record) todo {
+	return todo{Released, "its sandbox has ended", func(ctx context.Context) error { return m.release(ctx, rec) }}
+}
+
+// planWatched finds out what has become of a volume of which nobody tells.
+func (m *Manager) planWatched(ctx context.Context, rec journal.Record) (todo, error) {
+	status, err := m.status(ctx, rec)
+	switch {
+	case err != nil:
+		return todo{}, err
+	case status.Sandbox == nil && rec.Binding == nil:
+		return todo{}, nil
+	case status.Sandbox == nil:
+		return m.planRelease(rec), released(rec)
+	}
+	bind := func(context.Context) error { return m.bind(rec, status) }
+	if !news(rec, status) {
+		bind = nil
+	}
+	switch {
+	case status.Breach != "":
+		return todo{Breached, status.Breach, bind}, nil
+	case bind != nil:
+		return todo{Found, "it is in sandbox " + status.Sandbox.ID, bind}, nil
+	}
+	return todo{}, nil
 }
 
 // planRenewal finds out what a reboot or a stranger has taken, and whether an expansion is to be finished.

@@ -64,6 +64,8 @@ type Binding struct {
 	Processes []process.Identity `json:"processes,omitempty"`
 	// Mounted says that the filesystem is mounted in the sandbox.
 	Mounted bool `json:"mounted,omitempty"`
+	// Breach says why the sandbox runs without the volume; empty: it does not, as far as is known.
+	Breach string `json:"breach,omitempty"`
 	// Since is when the sandbox claimed the volume.
 	Since time.Time `json:"since"`
 }
@@ -78,6 +80,8 @@ func (r Record) Phase() string {
 		return string(r.State)
 	case r.Binding.Mounted:
 		return "mounted"
+	case r.Binding.Breach != "":
+		return "breached"
 	default:
 		return "claimed"
 	}

@@ -99,6 +99,10 @@ func health(stats runtimehandler.Stats, err error) *csi.VolumeHealth_VolumeHealt
 	switch {
 	case errors.Is(err, deferrals.ErrNotMounted):
 		return nil
+	case errors.Is(err, deferrals.ErrBreached):
+		return &csi.VolumeHealth_VolumeHealthEntry{Status: csi.VolumeHealthErrorType_INACCESSIBLE, Reason: "SandboxWithoutVolume", Message: err.Error()}
+	case errdefs.IsFailedPrecondition(err), errdefs.IsNotImplemented(err):
+		return nil // the sandbox is there and cannot measure, which says nothing of the volume
 	case err != nil:
 		return &csi.VolumeHealth_VolumeHealthEntry{Status: csi.VolumeHealthErrorType_INACCESSIBLE, Reason: "SandboxUnreachable", Message: err.Error()}
 	case stats.Abnormal:
