@@ -79,16 +79,30 @@ func (l *Logging) Flags(cmd *cobra.Command) {
 
 // Logger returns the logger that the flags ask for.
 func (l *Logging) Logger(w io.Writer) (*slog.Logger, error) {
-	var level slog.Level
-	if err := level.UnmarshalText([]byte(l.level)); err != nil {
-		return nil, fmt.Errorf("--log-level %q: want debug, info, warn or error", l.level)
+	level, err := ParseLevel(l.level)
+	if err != nil {
+		return nil, err
 	}
+	return NewLogger(w, level, l.format)
+}
+
+// ParseLevel reads a value of --log-level.
+func ParseLevel(text string) (slog.Level, error) {
+	var level slog.Level
+	if err := level.UnmarshalText([]byte(text)); err != nil {
+		return 0, fmt.Errorf("--log-level %q: want debug, info, warn or error", text)
+	}
+	return level, nil
+}
+
+// NewLogger returns a logger in one of the formats of --log-format.
+func NewLogger(w io.Writer, level slog.Leveler, format string) (*slog.Logger, error) {
 	options := &slog.HandlerOptions{Level: level}
-	switch l.format {
+	switch format {
 	case "text":
 		return slog.New(slog.NewTextHandler(w, options)), nil
 	case "json":
 		return slog.New(slog.NewJSONHandler(w, options)), nil
 	}
-	return nil, fmt.Errorf("--log-format %q: want text or json", l.format)
+	return nil, fmt.Errorf("--log-format %q: want text or json", format)
 }
