@@ -72,7 +72,16 @@ func TestCapabilitiesAreKept(t *testing.T) {
 	h := newHost(t, "xfs")
 	c, err := h.control.ControllerGetCapabilities(h.call(), &csi.ControllerGetCapabilitiesRequest{})
 	must(t, err)
-	n, err := h.node.NodeGetCapabilities(h.call(), &csi.NodeGetCapabilitiesRequest{})
+	g, err := csi.NewGroupControllerClient(h.conn).GroupControllerGetCapabilities(h.call(), &csi.GroupControllerGetCapabilitiesRequest{})
+	must(t, err)
+	plain, err := h.node.NodeGetCapabilities(h.call(), &csi.NodeGetCapabilitiesRequest{})
+	must(t, err)
+	for _, c := range plain.GetCapabilities() {
+		if _, known := csi.NodeServiceCapability_RPC_Type_name[int32(c.GetRpc().GetType())]; !known {
+			t.Errorf("a CO that did not ask for the extension is shown %v", c)
+		}
+	}
+	n, err := h.node.NodeGetCapabilities(deferred.Ask(h.call()), &csi.NodeGetCapabilitiesRequest{})
 	must(t, err)
 	has := map[string]bool{}
 	for _, c := range c.GetCapabilities() {
@@ -80,6 +89,9 @@ func TestCapabilitiesAreKept(t *testing.T) {
 	}
 	for _, n := range n.GetCapabilities() {
 		has["node "+n.GetRpc().GetType().String()] = true
+	}
+	for _, g := range g.GetCapabilities() {
+		has["group "+g.GetRpc().GetType().String()] = true
 	}
 	code := func(_ any, err error) error { return err }
 	ctx := h.call()
@@ -96,6 +108,14 @@ func TestCapabilitiesAreKept(t *testing.T) {
 		"ListSnapshots":          {"controller LIST_SNAPSHOTS", code(h.control.ListSnapshots(ctx, &csi.ListSnapshotsRequest{}))},
 		"ControllerExpandVolume": {"controller EXPAND_VOLUME", code(h.control.ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{}))},
 		"ControllerModifyVolume": {"controller MODIFY_VOLUME", code(h.control.ControllerModifyVolume(ctx, &csi.ControllerModifyVolumeRequest{}))},
+		"GetSnapshot":            {"controller GET_SNAPSHOT", code(h.control.GetSnapshot(ctx, &csi.GetSnapshotRequest{}))},
+		"DeleteSnapshot":         {"controller CREATE_DELETE_SNAPSHOT", code(h.control.DeleteSnapshot(ctx, &csi.DeleteSnapshotRequest{SnapshotId: ""}))},
+		"ControllerGetVolume":    {"controller GET_VOLUME", code(h.control.ControllerGetVolume(ctx, &csi.ControllerGetVolumeRequest{}))},
+		"GetVolumeHealth":        {"controller GET_VOLUME_HEALTH", code(h.control.ControllerGetVolumeHealth(ctx, &csi.ControllerGetVolumeHealthRequest{}))},
+		"ListVolumeHealth":       {"controller LIST_VOLUME_HEALTH", code(h.control.ControllerListVolumeHealth(ctx, &csi.ControllerListVolumeHealthRequest{}))},
+		"CreateGroup":            {"group CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT", code(csi.NewGroupControllerClient(h.conn).CreateVolumeGroupSnapshot(ctx, &csi.CreateVolumeGroupSnapshotRequest{}))},
+		"DeleteGroup":            {"group CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT", code(csi.NewGroupControllerClient(h.conn).DeleteVolumeGroupSnapshot(ctx, &csi.DeleteVolumeGroupSnapshotRequest{}))},
+		"GetGroup":               {"group CREATE_DELETE_GET_VOLUME_GROUP_SNAPSHOT", code(csi.NewGroupControllerClient(h.conn).GetVolumeGroupSnapshot(ctx, &csi.GetVolumeGroupSnapshotRequest{}))},
 		"NodeStageVolume":        {"node STAGE_UNSTAGE_VOLUME", code(h.node.NodeStageVolume(ctx, &csi.NodeStageVolumeRequest{}))},
 		"NodeUnstageVolume":      {"node STAGE_UNSTAGE_VOLUME", code(h.node.NodeUnstageVolume(ctx, &csi.NodeUnstageVolumeRequest{}))},
 		"NodeGetVolumeStats":     {"node GET_VOLUME_STATS", code(h.node.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{}))},

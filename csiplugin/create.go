@@ -15,29 +15,37 @@ import (
 	"crust.dev/crust/protocol/rpc/crashpoint"
 )
 
-// CreateVolume makes an empty volume. Asked again with the same name it returns the volume if that is what is asked for,
-// and ErrAlreadyExists otherwise.
+// CreateVolume makes a volume: an empty one, or one with the content of a volume or a snapshot. Asked again with the same
+// name it returns the volume if that is what is asked for, and ErrAlreadyExists otherwise.
 func (c *controller) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequest) (*csi.CreateVolumeResponse, error) {
 	want, err := parseCreate(req)
 	if err != nil {
 		return nil, err
 	}
-	release, err := c.locks.try("volume name " + want.name)
+	v, err := run(ctx, c.jobs, func(ctx context.Context) (catalog.Volume, error) {
+		release, err := c.locks.try("volume name " + want.name)
+		if err != nil {
+			return catalog.Volume{}, err
+		}
+		defer release()
+		v, err := c.existing(ctx, want)
+		if errors.Is(err, errdefs.ErrNotFound) {
+			return c.create(ctx, want)
+		}
+		return v, err
+	})
 	if err != nil {
 		return nil, err
 	}
-	defer release()
-	v, err := c.existing(ctx, want)
-	if errors.Is(err, errdefs.ErrNotFound) {
-		v, err = c.create(ctx, want)
-	}
-	if err != nil {
-		return nil, err
-	}
-	return &csi.CreateVolumeResponse{Volume: &csi.Volume{
+	return &csi.CreateVolumeResponse{Volume: c.described(v)}, nil
+}
+
+// described is a volume as CSI describes it.
+func (c *controller) described(v catalog.Volume) *csi.Volume {
+	return &csi.Volume{
 		VolumeId: v.ID.String(), CapacityBytes: v.Size, VolumeContext: volumeContext(v),
-		AccessibleTopology: []*csi.Topology{c.topology()},
-	}}, nil
+		ContentSource: contentSource(v.Source), AccessibleTopology: []*csi.Topology{c.topology()},
+	}
 }
 
 // existing returns the volume of the name if it is what is wanted. ErrNotFound if there is none.
@@ -45,6 +53,9 @@ func (c *controller) existing(ctx context.Context, want createRequest) (catalog.
 	v, err := c.catalog.VolumeNamed(want.name)
 	if err != nil {
 		return v, err
+	}
+	if settledVolume(v) {
+		return v, c.matches(v, want)
 	}
 	release, err := c.lock(v.ID)
 	if err != nil {
@@ -54,28 +65,40 @@ func (c *controller) existing(ctx context.Context, want createRequest) (catalog.
 	if v, err = c.settled(ctx, v.ID); err != nil {
 		return v, err
 	}
+	return v, c.matches(v, want)
+}
+
+// matches is ErrAlreadyExists if a volume of the wanted name is not what is wanted.
+func (c *controller) matches(v catalog.Volume, want createRequest) error {
 	if err := compare(v, want); err != nil {
-		return v, alreadyExists("volume %s has the name %q and is another one: %v", v.ID, want.name, err)
+		return alreadyExists("volume %s has the name %q and is another one: %v", v.ID, want.name, err)
 	}
 	if err := c.reachable(want.topology); err != nil {
-		return v, alreadyExists("volume %s has the name %q and is elsewhere: %v", v.ID, want.name, err)
+		return alreadyExists("volume %s has the name %q and is elsewhere: %v", v.ID, want.name, err)
 	}
-	return v, nil
+	return nil
 }
 
 // compare returns nil if a volume is compatible with a request for one of its name (CSI, CreateVolume), and otherwise an
 // error without a kind.
 func compare(v catalog.Volume, want createRequest) error {
 	required, limit := want.capacity.GetRequiredBytes(), want.capacity.GetLimitBytes()
-	switch {
-	case v.Source != "":
+	switch source := sourceText(want.source); {
+	case v.Source != source && v.Source == "":
+		return fmt.Errorf("it was made empty")
+	case v.Source != source:
 		return fmt.Errorf("it was made from %s", v.Source)
 	case v.Size < required || limit > 0 && v.Size > limit:
 		return fmt.Errorf("it has %d bytes", v.Size)
 	case !maps.Equal(v.Parameters, want.parameters):
 		return fmt.Errorf("it has the parameters %v", v.Parameters)
-	case want.fsType != "" && want.fsType != v.FSType:
+	case want.fsType != "" && !want.defaulted && want.fsType != v.FSType:
 		return fmt.Errorf("it was created for filesystem %q", v.FSType)
+	}
+	for key, value := range want.mutable {
+		if v.Mutable[key] != value {
+			return fmt.Errorf("its %s is %q", key, v.Mutable[key])
+		}
 	}
 	for _, capability := range want.caps {
 		if _, err := capability.of(v); err != nil {
@@ -85,9 +108,25 @@ func compare(v catalog.Volume, want createRequest) error {
 	return nil
 }
 
+// sourceText is what a record says of a source: nothing for the zero handle.
+func sourceText(source handle.Handle) string {
+	if source == (handle.Handle{}) {
+		return ""
+	}
+	return source.String()
+}
+
 // create makes a new volume, or leaves nothing behind.
 func (c *controller) create(ctx context.Context, want createRequest) (catalog.Volume, error) {
-	v, err := c.planVolume(ctx, want)
+	if err := c.reachable(want.topology); err != nil {
+		return catalog.Volume{}, fmt.Errorf("%w: %w", err, errdefs.ErrResourceExhausted)
+	}
+	from, err := c.origin(ctx, want.source)
+	if err != nil {
+		return catalog.Volume{}, err
+	}
+	defer from.release()
+	v, err := c.planVolume(ctx, want, from)
 	if err != nil {
 		return v, err
 	}
@@ -103,7 +142,7 @@ func (c *controller) create(ctx context.Context, want createRequest) (catalog.Vo
 		return v, err
 	}
 	crashpoint.At(ctx, "creation intended")
-	made, err := c.make(ctx, v)
+	made, err := c.make(ctx, v, from)
 	if err != nil {
 		undo, cancel := undoContext(ctx)
 		defer cancel()
@@ -113,26 +152,37 @@ func (c *controller) create(ctx context.Context, want createRequest) (catalog.Vo
 }
 
 // planVolume is the volume that is to be made.
-func (c *controller) planVolume(ctx context.Context, want createRequest) (catalog.Volume, error) {
-	if err := c.reachable(want.topology); err != nil {
-		return catalog.Volume{}, fmt.Errorf("%w: %w", err, errdefs.ErrResourceExhausted)
+func (c *controller) planVolume(ctx context.Context, want createRequest, from origin) (catalog.Volume, error) {
+	v := catalog.Volume{
+		ID: handle.NewVolume(c.pool), Name: want.name, State: catalog.Creating,
+		FSType: want.fsType, Block: want.block, Parameters: want.parameters, Mutable: want.mutable,
+		Source: sourceText(want.source), Created: time.Now().UTC(),
 	}
-	l, err := c.limits(ctx, want.fsType)
+	if from.fsType != "" && v.FSType != "" && v.FSType != from.fsType {
+		if !want.defaulted {
+			return v, invalid("%s holds %s, and a volume for %s cannot be made from it; ask for %s", v.Source, from.fsType, v.FSType, from.fsType)
+		}
+		v.FSType = from.fsType
+	}
+	l, err := c.limits(ctx, v.FSType)
 	if err != nil {
-		return catalog.Volume{}, err
+		return v, err
 	}
-	size, err := planSize(want.capacity, l)
-	if err != nil {
-		return catalog.Volume{}, err
-	}
-	return catalog.Volume{
-		ID: handle.NewVolume(c.pool), Name: want.name, State: catalog.Creating, Size: size,
-		FSType: want.fsType, Block: want.block, Parameters: want.parameters, Created: time.Now().UTC(),
-	}, nil
+	v.Size, err = planCloneSize(want.capacity, l, from.size)
+	return v, err
 }
 
-func (c *controller) make(ctx context.Context, v catalog.Volume) (catalog.Volume, error) {
-	if err := c.engine.Create(ctx, object(v.ID), v.Size); err != nil {
+func (c *controller) make(ctx context.Context, v catalog.Volume, from origin) (catalog.Volume, error) {
+	note, err := volumeLabel(v)
+	if err != nil {
+		return v, err
+	}
+	if v.Source == "" {
+		err = c.engine.Create(ctx, object(v.ID), v.Size, note)
+	} else if err = from.settle(ctx); err == nil {
+		err = c.engine.Clone(ctx, from.object, object(v.ID), v.Size, note)
+	}
+	if err != nil {
 		return v, err
 	}
 	crashpoint.At(ctx, "data made")

@@ -103,7 +103,11 @@ func TestCreateVolumeRefusesBadRequestsAndMakesNothing(t *testing.T) {
 		"mutable parameters":         {func(r *csi.CreateVolumeRequest) { r.MutableParameters = map[string]string{"a": "b"} }, codes.InvalidArgument, "mutable_parameters"},
 		"a source": {func(r *csi.CreateVolumeRequest) {
 			r.VolumeContentSource = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: "a"}}}
-		}, codes.InvalidArgument, "volume_content_source"},
+		}, codes.NotFound, "volume"},
+		"a source without an id": {func(r *csi.CreateVolumeRequest) {
+			r.VolumeContentSource = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{}}}
+		}, codes.InvalidArgument, "snapshot_id"},
+		"a source of no kind":      {func(r *csi.CreateVolumeRequest) { r.VolumeContentSource = &csi.VolumeContentSource{} }, codes.InvalidArgument, "volume_content_source"},
 		"an empty range":           {setRange(0, 0), codes.InvalidArgument, "capacity_range"},
 		"a negative size":          {setRange(-1, 0), codes.InvalidArgument, "negative"},
 		"a negative limit":         {setRange(20*mib, -1), codes.InvalidArgument, "negative"},

@@ -10,7 +10,6 @@ import (
 	"github.com/containerd/errdefs"
 
 	"crust.dev/crust/csiplugin/catalog"
-	"crust.dev/crust/csiplugin/handle"
 	"crust.dev/crust/protocol/rpc/crashpoint"
 )
 
@@ -18,13 +17,10 @@ import (
 // ErrFailedPrecondition, because it may well exist there. A volume in use is ErrFailedPrecondition and stays as it is.
 func (c *controller) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
 	v, release, err := c.enter(ctx, req.GetVolumeId())
-	var foreign *handle.ForeignError
-	switch {
-	case errors.As(err, &foreign):
-		return nil, precondition("%v", foreign.Error())
-	case errors.Is(err, errdefs.ErrNotFound):
-		return &csi.DeleteVolumeResponse{}, nil
-	case err != nil:
+	if errors.Is(err, errdefs.ErrNotFound) {
+		return &csi.DeleteVolumeResponse{}, gone(err)
+	}
+	if err != nil {
 		return nil, err
 	}
 	defer release()

@@ -33,33 +33,57 @@ func (n *node) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolumeHe
 	if err != nil {
 		return nil, err
 	}
+	return &csi.NodeGetVolumeHealthResponse{VolumeHealth: n.volumeHealth(ctx, v, state)}, nil
+}
+
+// volumeHealth is what this node can see of a volume.
+func (s *store) volumeHealth(ctx context.Context, v catalog.Volume, state catalog.Node) *csi.VolumeHealth {
 	health := &csi.VolumeHealth{VolumeId: v.ID.String()}
 	report := func(status csi.VolumeHealthErrorType, reason, message string) {
 		health.HealthStatuses = append(health.HealthStatuses, &csi.VolumeHealth_VolumeHealthEntry{Status: status, Reason: reason, Message: message})
 	}
-	switch _, err := n.stat(ctx, v); {
+	switch _, err := s.stat(ctx, v); {
 	case errors.Is(err, errdefs.ErrDataLoss):
 		report(csi.VolumeHealthErrorType_DATA_LOSS, reasonDataLost, err.Error())
 	case err != nil:
 		report(csi.VolumeHealthErrorType_INACCESSIBLE, reasonUnreadable, err.Error())
 	}
-	if space, err := n.engine.Capacity(ctx); err == nil && space.Free < fullPool {
+	if space, err := s.engine.Capacity(ctx); err == nil && space.Free < fullPool {
 		report(csi.VolumeHealthErrorType_DEGRADED, reasonPoolFull, "the pool has no space left; writes to the volume fail")
 	}
-	for _, entry := range n.filesystemHealth(v, state) {
+	for _, entry := range s.filesystemHealth(v, state) {
 		report(entry.GetStatus(), entry.GetReason(), entry.GetMessage())
 	}
-	return &csi.NodeGetVolumeHealthResponse{VolumeHealth: health}, nil
+	return health
+}
+
+// NodeGetStorageHealth reports whether the pool takes what is written to it.
+func (n *node) NodeGetStorageHealth(ctx context.Context, _ *csi.NodeGetStorageHealthRequest) (*csi.NodeGetStorageHealthResponse, error) {
+	resp := &csi.NodeGetStorageHealthResponse{}
+	report := func(status csi.StorageHealthErrorType, reason, message string) {
+		resp.BackendHealth = append(resp.BackendHealth, &csi.NodeGetStorageHealthResponse_StorageBackendHealth{Status: status, Reason: reason, Message: message})
+	}
+	switch space, err := n.engine.Capacity(ctx); {
+	case err != nil:
+		report(csi.StorageHealthErrorType_STORAGE_UNREACHABLE, reasonUnreadable, err.Error())
+	case space.Free < fullPool:
+		report(csi.StorageHealthErrorType_STORAGE_DEGRADED, reasonPoolFull, "pool "+string(n.pool)+" has no space left; delete what is not needed, or enlarge its filesystem")
+	}
+	// This fails where the pool's filesystem has been shut down, or is read-only.
+	if err := n.catalog.Reserve(); err != nil && !errors.Is(err, errdefs.ErrResourceExhausted) {
+		report(csi.StorageHealthErrorType_STORAGE_UNREACHABLE, reasonShutDown, err.Error())
+	}
+	return resp, nil
 }
 
 // filesystemHealth looks at the filesystem of a volume that is published on the host for writing. It is one filesystem,
 // however many targets there are.
-func (n *node) filesystemHealth(v catalog.Volume, state catalog.Node) []*csi.VolumeHealth_VolumeHealthEntry {
+func (s *store) filesystemHealth(v catalog.Volume, state catalog.Node) []*csi.VolumeHealth_VolumeHealthEntry {
 	for target, p := range state.Publishes {
-		if p.Kind != catalog.Mount || p.State != catalog.Published || p.ReadOnly || p.Boot != n.boot {
+		if p.Kind != catalog.Mount || p.State != catalog.Published || p.ReadOnly || p.Boot != s.boot {
 			continue
 		}
-		ours, err := n.ours(v)
+		ours, err := s.ours(v)
 		if err != nil {
 			return nil // the volume's own health has told
 		}

@@ -14,7 +14,9 @@ import (
 func (p *Plugin) register(server *grpc.Server, s *store) {
 	csi.RegisterIdentityServer(server, &identity{name: p.cfg.DriverName, version: p.cfg.Version, store: s})
 	if p.cfg.Mode.controller() {
-		csi.RegisterControllerServer(server, &controller{store: s})
+		c := &controller{store: s}
+		csi.RegisterControllerServer(server, c)
+		csi.RegisterGroupControllerServer(server, &groupController{controller: c})
 	}
 	if p.cfg.Mode.node() {
 		csi.RegisterNodeServer(server, &node{store: s, id: p.cfg.NodeID})
@@ -38,7 +40,9 @@ func (i *identity) GetPluginCapabilities(context.Context, *csi.GetPluginCapabili
 	}
 	return &csi.GetPluginCapabilitiesResponse{Capabilities: []*csi.PluginCapability{
 		service(csi.PluginCapability_Service_CONTROLLER_SERVICE),
+		service(csi.PluginCapability_Service_GROUP_CONTROLLER_SERVICE),
 		service(csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS),
+		service(csi.PluginCapability_Service_SNAPSHOT_ACCESSIBILITY_CONSTRAINTS),
 		{Type: &csi.PluginCapability_VolumeExpansion_{VolumeExpansion: &csi.PluginCapability_VolumeExpansion{
 			Type: csi.PluginCapability_VolumeExpansion_ONLINE,
 		}}},

@@ -16,19 +16,22 @@ type node struct {
 	id string
 }
 
-func (n *node) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
-	var caps []*csi.NodeServiceCapability
-	for _, t := range []csi.NodeServiceCapability_RPC_Type{
+// NodeGetCapabilities declares the capabilities of the extension to those only who ask for them (deferred.Ask).
+func (n *node) NodeGetCapabilities(ctx context.Context, _ *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
+	types := []csi.NodeServiceCapability_RPC_Type{
 		csi.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME,
 		csi.NodeServiceCapability_RPC_GET_VOLUME_STATS,
 		csi.NodeServiceCapability_RPC_EXPAND_VOLUME,
 		csi.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
 		csi.NodeServiceCapability_RPC_VOLUME_MOUNT_GROUP,
 		csi.NodeServiceCapability_RPC_GET_VOLUME_HEALTH,
-		deferred.CapabilityDeferFSOps,
-		deferred.CapabilitySupplementalGroup,
-		deferred.CapabilitySupplementalGroupChangePolicy,
-	} {
+		csi.NodeServiceCapability_RPC_GET_STORAGE_HEALTH,
+	}
+	if deferred.Asked(ctx) {
+		types = append(types, deferred.CapabilityDeferFSOps, deferred.CapabilitySupplementalGroup, deferred.CapabilitySupplementalGroupChangePolicy)
+	}
+	var caps []*csi.NodeServiceCapability
+	for _, t := range types {
 		caps = append(caps, &csi.NodeServiceCapability{
 			Type: &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{Type: t}},
 		})

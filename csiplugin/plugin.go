@@ -51,7 +51,10 @@ type Config struct {
 	DriverName string
 	// Version is the program's version.
 	Version string
-	Log     *slog.Logger
+	// Crustd is the socket of the node daemon, "unix:///absolute/path", for filesystem-consistent snapshots of volumes in
+	// sandboxes and for group snapshots. Empty: there is none, and what needs it is refused.
+	Crustd string
+	Log    *slog.Logger
 }
 
 // Plugin is a CSI plugin. It does nothing before Run.
@@ -81,6 +84,12 @@ func New(cfg Config) (*Plugin, error) {
 		return nil, invalid("pool size %d: want at least %d bytes", cfg.PoolSize, pool.MinImageSize)
 	case !driverName.MatchString(cfg.DriverName) || strings.Contains(cfg.DriverName, ".."):
 		return nil, invalid("driver name %q: want a domain name of at most 63 characters in lower case", cfg.DriverName)
+	case cfg.Crustd != "":
+		if _, err := rpc.ParseEndpoint(cfg.Crustd); err != nil {
+			return nil, fmt.Errorf("crustd: %w", err)
+		}
+	}
+	switch {
 	case cfg.Version == "":
 		return nil, invalid("version: want the program's")
 	case cfg.Log == nil:
@@ -118,10 +127,20 @@ func (p *Plugin) Run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
+	quiet, err := newConsistency(p.cfg.Crustd, p.cfg.DriverName)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, quiet.close()) }()
 	s := &store{
 		catalog: opened.Catalog(), engine: objects, pool: opened.ID(), boot: boot,
-		topologyKey: p.cfg.DriverName + "/pool", locks: newLocks(),
+		topologyKey: p.cfg.DriverName + "/pool", locks: newLocks(), jobs: &jobs{}, quiet: quiet,
 	}
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
+		defer cancel()
+		err = errors.Join(err, s.jobs.wait(ctx))
+	}()
 	if err := s.recover(ctx); err != nil {
 		return err
 	}

@@ -78,11 +78,12 @@ func (n *node) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolume
 		return nil, precondition("%v", err)
 	}
 	want := r.record(n.boot)
+	want.Discard = v.Mutable[ParameterDiscard] == discardOnline
 	if err := planPublish(v, state, want); err != nil {
 		return nil, err
 	}
 	if want.Kind != catalog.Deferred {
-		return &csi.NodePublishVolumeResponse{}, n.publishHost(ctx, v, state, want, r.capability.flags)
+		return &csi.NodePublishVolumeResponse{}, n.publishHost(ctx, v, state, want, mountFlags(want, r.capability.flags))
 	}
 	fs, err := n.publishDeferred(ctx, v, state, want, r.capability.flags)
 	if err != nil {

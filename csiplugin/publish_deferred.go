@@ -22,6 +22,7 @@ func (n *node) publishDeferred(ctx context.Context, v catalog.Volume, state cata
 	old, repeat := state.Publishes[want.Target]
 	if repeat = repeat && old.Same(want); repeat {
 		// A reboot may have cut off what nobody can tell from data any more.
+		want.Discard = old.Discard
 		want.NeverWritten = old.NeverWritten && (old.Boot == want.Boot || st.NeverWritten)
 	} else {
 		if err := n.free(ctx, v, state); err != nil {
@@ -44,9 +45,9 @@ func (n *node) publishDeferred(ctx context.Context, v catalog.Volume, state cata
 	return &deferred.DeferredFilesystem{
 		Device:       n.path(v),
 		FsType:       want.Use.FSType,
-		MountFlags:   flags,
+		MountFlags:   mountFlags(want, flags),
 		ReadOnly:     want.ReadOnly,
-		FormatPolicy: formatPolicy(v, want),
+		FormatPolicy: formatPolicy(want),
 		NeverWritten: st.NeverWritten,
 
 		SupplementalGroup:             want.Group,
@@ -67,8 +68,8 @@ func (n *node) withoutFragment(ctx context.Context, v catalog.Volume, state *cat
 	return n.stat(ctx, v)
 }
 
-func formatPolicy(v catalog.Volume, p catalog.Publish) deferred.FormatPolicy {
-	if p.ReadOnly || v.Source != "" {
+func formatPolicy(p catalog.Publish) deferred.FormatPolicy {
+	if p.ReadOnly {
 		return deferred.FormatPolicy_FORMAT_POLICY_NEVER
 	}
 	return deferred.FormatPolicy_FORMAT_POLICY_IF_BLANK

@@ -3,11 +3,14 @@ package csiplugin
 import (
 	"fmt"
 	"maps"
+	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"crust.dev/crust/csiplugin/catalog"
+	"crust.dev/crust/csiplugin/handle"
 	"crust.dev/crust/protocol/csi/deferred"
 )
 
@@ -22,12 +25,17 @@ const (
 type createRequest struct {
 	name string
 	caps []capability
-	// fsType is empty if the volume is not to be mounted.
+	// fsType is empty if the volume is not to be mounted. defaulted says that nobody asked for this one: a volume that is
+	// made from something has that one's.
 	fsType     string
+	defaulted  bool
 	block      bool
 	parameters map[string]string
-	capacity   *csi.CapacityRange
-	topology   *csi.TopologyRequirement
+	mutable    map[string]string
+	// source is what the volume is made from, or the zero handle.
+	source   handle.Handle
+	capacity *csi.CapacityRange
+	topology *csi.TopologyRequirement
 }
 
 // parseCreate reads a CreateVolumeRequest. Errors are ErrInvalidArgument and show no secrets.
@@ -39,19 +47,57 @@ func parseCreate(req *csi.CreateVolumeRequest) (createRequest, error) {
 	if _, _, err := parseRange(r.capacity); err != nil {
 		return r, err
 	}
-	switch {
-	case req.GetVolumeContentSource() != nil:
-		return r, invalid("volume_content_source: this driver cannot make a volume from another one or from a snapshot")
-	case len(req.GetMutableParameters()) > 0:
-		return r, invalid("mutable_parameters: this driver has none")
-	case r.topology != nil && len(r.topology.GetRequisite())+len(r.topology.GetPreferred()) == 0:
-		return r, invalid("accessibility_requirements has neither requisite nor preferred topologies")
+	if err := checkTopology(r.topology); err != nil {
+		return r, err
 	}
+	var err error
+	if r.source, err = parseSource(req.GetVolumeContentSource()); err != nil {
+		return r, err
+	}
+	if err := checkMutable(req.GetMutableParameters()); err != nil {
+		return r, err
+	}
+	r.mutable = req.GetMutableParameters()
 	asked, err := r.parseParameters(req.GetParameters())
 	if err != nil {
 		return r, err
 	}
 	return r, r.parseCapabilities(req.GetVolumeCapabilities(), asked)
+}
+
+// checkTopology checks accessibility_requirements, which may be nil.
+func checkTopology(r *csi.TopologyRequirement) error {
+	if r != nil && len(r.GetRequisite())+len(r.GetPreferred()) == 0 {
+		return invalid("accessibility_requirements has neither requisite nor preferred topologies")
+	}
+	return nil
+}
+
+// parseSource reads a volume_content_source, which may be nil. An id that this driver never gives is ErrNotFound.
+func parseSource(source *csi.VolumeContentSource) (handle.Handle, error) {
+	switch {
+	case source == nil:
+		return handle.Handle{}, nil
+	case source.GetSnapshot() != nil:
+		id, err := handle.ParseSnapshot(source.GetSnapshot().GetSnapshotId())
+		return id.Handle, err
+	case source.GetVolume() != nil:
+		id, err := handle.ParseVolume(source.GetVolume().GetVolumeId())
+		return id.Handle, err
+	}
+	return handle.Handle{}, invalid("volume_content_source has neither a snapshot nor a volume")
+}
+
+// contentSource is [parseSource] the other way round.
+func contentSource(text string) *csi.VolumeContentSource {
+	h, err := handle.Parse(text)
+	switch {
+	case err != nil:
+		return nil
+	case h.Kind() == handle.KindSnapshot:
+		return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: text}}}
+	}
+	return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: text}}}
 }
 
 // maxName is the general limit of a string field in bytes (CSI, Size Limits).
@@ -83,21 +129,28 @@ func bannedInNames(r rune) bool {
 // parseParameters keeps the parameters that are this driver's own and returns the filesystem that they ask for, or "".
 func (r *createRequest) parseParameters(parameters map[string]string) (fsType string, err error) {
 	for key, value := range parameters {
+		check, ours := ownParameters[key]
 		switch {
 		case key == fsTypeParameter:
 			fsType = value
 		case strings.HasPrefix(key, coPrefix):
-		case key == deferred.ParameterDefer:
-			if err := checkDefer(value); err != nil {
-				return "", err
-			}
-			r.parameters = map[string]string{key: value}
+		case !ours:
+			return "", invalid("parameter %.64q is not one of this driver's; it has %s", key, strings.Join(slices.Sorted(maps.Keys(ownParameters)), ", "))
+		case !check(value):
+			return "", invalid("parameter %s is %.64q, which is none of its values; see docs/csi-driver.md", key, value)
 		default:
-			return "", invalid("parameter %.64q is not one of this driver's; it has %s", key, deferred.ParameterDefer)
+			if r.parameters == nil {
+				r.parameters = map[string]string{}
+			}
+			r.parameters[key] = value
 		}
 	}
 	return fsType, nil
 }
+
+// ParameterGroupChangePolicy is the volume parameter that says when the files of a volume are given to the pod's group:
+// "Always" or "OnRootMismatch". It is for the node daemon, which finds it in volume_context.
+const ParameterGroupChangePolicy = "crust.dev/fs-group-change-policy"
 
 // The values of deferred.ParameterDefer.
 const (
@@ -106,11 +159,13 @@ const (
 	deferAuto   = "auto"
 )
 
-func checkDefer(value string) error {
-	if value != deferAlways && value != deferNever && value != deferAuto {
-		return invalid("parameter %s is %.64q; want %s, %s or %s", deferred.ParameterDefer, value, deferAlways, deferNever, deferAuto)
-	}
-	return nil
+var handlerName = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$`)
+
+// ownParameters are this driver's parameters, and what tells their values. All are passed on in volume_context.
+var ownParameters = map[string]func(value string) bool{
+	deferred.ParameterDefer:    func(v string) bool { return v == deferAlways || v == deferNever || v == deferAuto },
+	deferred.ParameterHandler:  handlerName.MatchString,
+	ParameterGroupChangePolicy: func(v string) bool { return deferred.ValidateGroup("0", v) == nil && v != "" },
 }
 
 // parseCapabilities reads what the volume has to be capable of, and settles on its filesystem.
@@ -143,7 +198,7 @@ func (r *createRequest) parseCapabilities(caps []*csi.VolumeCapability, fsType s
 		return nil
 	}
 	if fsType == "" {
-		fsType = defaultFSType
+		fsType, r.defaulted = defaultFSType, true
 	}
 	if minimum[fsType] == 0 {
 		return invalid("filesystem %.32q: want one of %s", fsType, fsTypes())
@@ -158,9 +213,10 @@ func volumeContext(v catalog.Volume) map[string]string { return maps.Clone(v.Par
 // checkContext holds a volume_context, which is optional, against the volume. Only the keys that this driver puts there
 // count; the CO adds its own.
 func checkContext(v catalog.Volume, context map[string]string) error {
-	got, given := context[deferred.ParameterDefer]
-	if want := v.Parameters[deferred.ParameterDefer]; given && got != want {
-		return invalid("volume_context: %s is %.64q, the volume has %q", deferred.ParameterDefer, got, want)
+	for key := range ownParameters {
+		if got, given := context[key]; given && got != v.Parameters[key] {
+			return invalid("volume_context: %s is %.64q, the volume has %q", key, got, v.Parameters[key])
+		}
 	}
 	return nil
 }

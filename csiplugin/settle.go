@@ -8,6 +8,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"crust.dev/crust/csiplugin/catalog"
+	"crust.dev/crust/csiplugin/handle"
 	"crust.dev/crust/protocol/rpc"
 	"crust.dev/crust/protocol/rpc/crashpoint"
 )
@@ -28,7 +29,40 @@ func (s *store) recover(ctx context.Context) error {
 			rpc.Logger(ctx).WarnContext(ctx, "a volume needs attention", rpc.LogVolume, v.ID.String(), rpc.LogError, err)
 		}
 	}
+	if err := s.recoverSnapshots(ctx); err != nil {
+		return err
+	}
 	return ctx.Err()
+}
+
+// recoverSnapshots removes what was being made or deleted.
+func (s *store) recoverSnapshots(ctx context.Context) error {
+	groups, err := s.catalog.Groups()
+	if err != nil {
+		return err
+	}
+	attention := func(id string, err error) {
+		if err != nil && !errors.Is(err, errdefs.ErrNotFound) {
+			rpc.Logger(ctx).WarnContext(ctx, "a snapshot needs attention", logSnapshot, id, rpc.LogError, err)
+		}
+	}
+	for _, g := range groups {
+		attention(g.ID.String(), s.settleGroup(ctx, g))
+	}
+	all, err := s.catalog.SnapshotsAfter("", nil, 0)
+	if err != nil {
+		return err
+	}
+	for _, snap := range all {
+		if snap.Group == (handle.Group{}) {
+			err := s.settleSnapshot(ctx, snap)
+			if err == nil {
+				_, err = s.statSnapshot(ctx, snap)
+			}
+			attention(snap.ID.String(), err)
+		}
+	}
+	return nil
 }
 
 func (s *store) recoverVolume(ctx context.Context, v catalog.Volume) error {

@@ -51,6 +51,24 @@ func planSize(r *csi.CapacityRange, l limits) (int64, error) {
 	return want, nil
 }
 
+// planCloneSize is [planSize] for a volume that begins with the content of something of size bytes: that is its size if
+// nothing else is asked for, and a smaller one, rounded as every size is, is ErrOutOfRange (CSI, CreateVolume).
+func planCloneSize(r *csi.CapacityRange, l limits, size int64) (int64, error) {
+	if size == 0 {
+		return planSize(r, l)
+	}
+	required, limit, err := parseRange(r)
+	switch {
+	case err != nil:
+		return 0, err
+	case required > 0 && max(roundUp(min(required, l.largest)), l.smallest) < size:
+		return 0, outOfRange("capacity_range: required_bytes %d; the source has %d, and a volume that is made from it has at least as many", required, size)
+	case limit > 0 && limit < size:
+		return 0, outOfRange("capacity_range: limit_bytes %d; the source has %d, and a volume that is made from it has at least as many", limit, size)
+	}
+	return planSize(&csi.CapacityRange{RequiredBytes: max(required, size), LimitBytes: limit}, l)
+}
+
 // planExpansion chooses the size of a volume after its expansion: its present one if that is enough. ErrOutOfRange if it is
 // too large already, or no size is within the range.
 func planExpansion(r *csi.CapacityRange, size int64, l limits) (int64, error) {

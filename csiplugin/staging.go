@@ -138,8 +138,6 @@ func planFormat(v catalog.Volume, p catalog.Publish, found string, neverWritten 
 		return false, precondition("volume %s holds no filesystem, but it was written to: it may hold data of another kind, and is not formatted; if the data is not needed, make a new volume", v.ID)
 	case p.ReadOnly:
 		return false, precondition("volume %s is blank, and a read-only publish does not make a filesystem; publish it for writing first", v.ID)
-	case v.Source != "":
-		return false, precondition("volume %s was made from %s, which had no filesystem", v.ID, v.Source)
 	}
 	return true, nil
 }

@@ -22,10 +22,12 @@ type store struct {
 	boot        string
 	topologyKey string
 	locks       *locks
+	jobs        *jobs
+	quiet       *consistency
 }
 
-// object is the name under which the engine keeps a volume.
-func object(id handle.Volume) engine.Name { return engine.Name(id.String()) }
+// object is the name under which the engine keeps a volume or a snapshot.
+func object(id interface{ String() string }) engine.Name { return engine.Name(id.String()) }
 
 // path is where a volume's data is.
 func (s *store) path(v catalog.Volume) string { return s.engine.Path(object(v.ID)) }
@@ -61,6 +63,38 @@ func (s *store) enter(ctx context.Context, text string) (v catalog.Volume, relea
 	}
 	return v, release, nil
 }
+
+// hold keeps a volume that exists as it is, together with others who do so: it is not deleted, expanded, published or
+// unpublished meanwhile. The caller calls release once.
+func (s *store) hold(ctx context.Context, id handle.Volume) (v catalog.Volume, release func(), err error) {
+	if err := id.In(s.pool); err != nil {
+		return v, nil, err
+	}
+	if v, err = s.catalog.Volume(id); err != nil {
+		return v, nil, err
+	}
+	if !settledVolume(v) {
+		_, finish, err := s.enter(ctx, id.String())
+		if err != nil {
+			return v, nil, err
+		}
+		finish()
+	}
+	if release, err = s.locks.share("volume " + id.String()); err != nil {
+		return v, nil, err
+	}
+	v, err = s.catalog.Volume(id)
+	if err == nil && !settledVolume(v) {
+		err = busy("volume " + id.String())
+	}
+	if err != nil {
+		release()
+		return v, nil, err
+	}
+	return v, release, nil
+}
+
+func settledVolume(v catalog.Volume) bool { return v.State == catalog.Ready && v.Expanding == 0 }
 
 // settled returns a volume after finishing what was left undone with it. ErrNotFound if it does not exist, or not any
 // more.
@@ -98,6 +132,18 @@ func (s *store) stat(ctx context.Context, v catalog.Volume) (engine.Stat, error)
 	}
 	if err == nil && st.Size < v.Size {
 		err = fmt.Errorf("volume %s has %d bytes of data, it was made with %d: %w", v.ID, st.Size, v.Size, errdefs.ErrDataLoss)
+	}
+	return st, err
+}
+
+// statSnapshot is [store.stat] for a snapshot.
+func (s *store) statSnapshot(ctx context.Context, snap catalog.Snapshot) (engine.Stat, error) {
+	st, err := s.engine.Stat(ctx, object(snap.ID))
+	if errors.Is(err, errdefs.ErrNotFound) {
+		return st, fmt.Errorf("the data of snapshot %s is gone: %v: %w", snap.ID, err, errdefs.ErrDataLoss)
+	}
+	if err == nil && st.Size != snap.Size {
+		err = fmt.Errorf("snapshot %s has %d bytes of data, it was cut with %d: %w", snap.ID, st.Size, snap.Size, errdefs.ErrDataLoss)
 	}
 	return st, err
 }

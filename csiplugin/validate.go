@@ -3,6 +3,7 @@ package csiplugin
 import (
 	"context"
 	"fmt"
+	"maps"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 )
@@ -34,11 +35,16 @@ func (c *controller) ValidateVolumeCapabilities(_ context.Context, req *csi.Vali
 	if reason == nil {
 		_, reason = asked.parseParameters(req.GetParameters())
 	}
-	if reason == nil && len(req.GetParameters()) > 0 {
-		reason = compare(v, createRequest{parameters: asked.parameters})
+	if reason == nil && len(req.GetParameters()) > 0 && !maps.Equal(asked.parameters, v.Parameters) {
+		reason = fmt.Errorf("the volume has the parameters %v", v.Parameters)
 	}
-	if reason == nil && len(req.GetMutableParameters()) > 0 {
-		reason = fmt.Errorf("mutable_parameters: this driver has none")
+	if reason == nil {
+		reason = checkMutable(req.GetMutableParameters())
+	}
+	for key, value := range req.GetMutableParameters() {
+		if reason == nil && v.Mutable[key] != value {
+			reason = fmt.Errorf("mutable_parameters: %s is %q", key, v.Mutable[key])
+		}
 	}
 	if reason != nil {
 		return &csi.ValidateVolumeCapabilitiesResponse{Message: reason.Error()}, nil
@@ -47,5 +53,6 @@ func (c *controller) ValidateVolumeCapabilities(_ context.Context, req *csi.Vali
 		VolumeContext:      req.GetVolumeContext(),
 		VolumeCapabilities: req.GetVolumeCapabilities(),
 		Parameters:         req.GetParameters(),
+		MutableParameters:  req.GetMutableParameters(),
 	}}, nil
 }

@@ -14,6 +14,7 @@ import (
 	"go.etcd.io/bbolt"
 
 	"crust.dev/crust/csiplugin/catalog"
+	"crust.dev/crust/csiplugin/handle"
 	"crust.dev/crust/csiplugin/internal/scratch"
 	"crust.dev/crust/test/priv"
 )
@@ -95,7 +96,7 @@ func TestAMissingCatalogIsNotMade(t *testing.T) {
 func TestWhatANewerVersionWroteIsRefused(t *testing.T) {
 	for name, change := range map[string]func(tx *bbolt.Tx) error{
 		"a newer format": func(tx *bbolt.Tx) error {
-			return tx.Bucket([]byte("meta")).Put([]byte("format"), binary.BigEndian.AppendUint32(nil, 2))
+			return tx.Bucket([]byte("meta")).Put([]byte("format"), binary.BigEndian.AppendUint32(nil, 3))
 		},
 		"a field of a newer version": func(tx *bbolt.Tx) error { return addField(tx) },
 	} {
@@ -119,6 +120,40 @@ func TestWhatANewerVersionWroteIsRefused(t *testing.T) {
 				t.Errorf("got %v", err)
 			}
 		})
+	}
+}
+
+// TestTheOldFormatIsBroughtUpToDate takes away from a catalog what the first version did not have.
+func TestTheOldFormatIsBroughtUpToDate(t *testing.T) {
+	c, path := newCatalog(t, t.TempDir())
+	v := volume("a")
+	if err := errors.Join(c.PutVolume(v), c.Close()); err != nil {
+		t.Fatal(err)
+	}
+	db, err := bbolt.Open(path, 0o600, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = db.Update(func(tx *bbolt.Tx) error {
+		for _, name := range []string{"snapshots", "snapshot-names", "groups", "group-names"} {
+			if err := tx.DeleteBucket([]byte(name)); err != nil {
+				return err
+			}
+		}
+		return tx.Bucket([]byte("meta")).Put([]byte("format"), binary.BigEndian.AppendUint32(nil, 1))
+	})
+	if err := errors.Join(err, db.Close()); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		c = reopen(t, path)
+		if got, err := c.VolumeNamed("a"); err != nil || got.ID != v.ID {
+			t.Errorf("got %v, %v", got, err)
+		}
+		s := catalog.Snapshot{ID: handle.NewSnapshot(pool), State: catalog.Ready, Volume: v.ID}
+		if err := errors.Join(c.PutSnapshot(s), c.Close()); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 

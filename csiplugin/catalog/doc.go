@@ -1,4 +1,4 @@
-// Package catalog is what a pool knows of its volumes: which exist, what was asked for, what this node does with them, and
+// Package catalog is what a pool knows of its volumes, snapshots and group snapshots: which exist, what was asked for, what this node does with them, and
 // what was about to be done when a process died. It is one bbolt file beside the data, so that a pool can be moved with
 // its disk.
 //
@@ -10,8 +10,9 @@
 // is. Every record carries a checksum of its own, because bbolt has none for data. Space for the transactions that give
 // things back is reserved ahead ([Catalog.Reserve]), so that volumes can be deleted and unpublished when the disk is full.
 //
-// Snapshots and groups will be buckets of their own beside "volumes", keyed by their handles, and a volume made from one
-// names it in [Volume.Source]; a format number that older versions refuse goes with that.
+// Volumes, snapshots and group snapshots are tables of their own, keyed by their handles, each with its own space of names.
+// A volume that was made from another or from a snapshot names that in [Volume.Source], which may be gone since: nothing in
+// here depends on anything else. A group snapshot and its members are written together.
 //
 // Nothing confidential is in it: of mount flags, which CSI allows to be confidential, there is only a digest.
 package catalog

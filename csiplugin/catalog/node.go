@@ -65,6 +65,8 @@ type Publish struct {
 	// Group is the numeric id of the group that is to have access, and Policy when to change what is there.
 	Group  string `json:"group,omitempty"`
 	Policy string `json:"policy,omitempty"`
+	// Discard says that the filesystem is mounted so that it discards what it frees, by the volume's policy.
+	Discard bool `json:"discard,omitempty"`
 	// NeverWritten, of a deferred publish: the volume was blank when it was first published here, so that whatever it holds
 	// now was written by this publish's sandbox.
 	NeverWritten bool `json:"neverWritten,omitempty"`

@@ -16,8 +16,12 @@ import (
 	"crust.dev/crust/csiplugin/internal/diskfull"
 )
 
-// format is the version of what the file holds. Any other is refused.
-const format = 1
+// format is the version of what the file holds. oldFormat knew volumes only; it is brought up to date when it is opened. Any
+// other is refused.
+const (
+	format    = 2
+	oldFormat = 1
+)
 
 var (
 	formatKey = []byte("format")
@@ -52,13 +56,13 @@ func create(path string, pool handle.Pool) error {
 		return err
 	}
 	err = db.Update(func(tx *bbolt.Tx) error {
-		for _, name := range [][]byte{metaBucket, volumeBucket, nameBucket, nodeBucket} {
+		for _, name := range [][]byte{metaBucket, nodeBucket} {
 			if _, err := tx.CreateBucket(name); err != nil {
 				return err
 			}
 		}
 		meta := tx.Bucket(metaBucket)
-		return errors.Join(meta.Put(formatKey, binary.BigEndian.AppendUint32(nil, format)), meta.Put(poolKey, []byte(pool)))
+		return errors.Join(volumes.create(tx), snapshots.create(tx), groups.create(tx), putFormat(meta), meta.Put(poolKey, []byte(pool)))
 	})
 	if err := errors.Join(err, db.Sync(), db.Close()); err != nil {
 		return err
@@ -114,10 +118,25 @@ func open(path string) (*Catalog, error) {
 		return nil, err
 	}
 	c := &Catalog{db: db}
-	if err := c.db.View(func(tx *bbolt.Tx) error { c.pool, err = readMeta(tx); return err }); err != nil {
+	var found uint32
+	if err := c.db.View(func(tx *bbolt.Tx) error { c.pool, found, err = readMeta(tx); return err }); err != nil {
 		return nil, errors.Join(err, db.Close())
 	}
+	if found == oldFormat {
+		if err := c.update(upgrade); err != nil {
+			return nil, errors.Join(err, db.Close())
+		}
+	}
 	return c, nil
+}
+
+// upgrade makes a catalog of the present format from one of the old.
+func upgrade(tx *bbolt.Tx) error {
+	return errors.Join(snapshots.create(tx), groups.create(tx), putFormat(tx.Bucket(metaBucket)))
+}
+
+func putFormat(meta *bbolt.Bucket) error {
+	return meta.Put(formatKey, binary.BigEndian.AppendUint32(nil, format))
 }
 
 // inspect looks at every page and record.
@@ -127,10 +146,11 @@ func inspect(path string) error {
 		return err
 	}
 	return errors.Join(db.View(func(tx *bbolt.Tx) error {
-		if _, err := readMeta(tx); err != nil {
+		_, found, err := readMeta(tx)
+		if err != nil {
 			return err
 		}
-		if err := readAll(tx); err != nil {
+		if err := readAll(tx, found); err != nil {
 			return err
 		}
 		var damage []error
@@ -144,43 +164,40 @@ func inspect(path string) error {
 	}), db.Close())
 }
 
-func readMeta(tx *bbolt.Tx) (handle.Pool, error) {
+func readMeta(tx *bbolt.Tx) (pool handle.Pool, found uint32, err error) {
 	meta := tx.Bucket(metaBucket)
 	if meta == nil {
-		return "", fmt.Errorf("it is no catalog: %w", errdefs.ErrDataLoss)
+		return "", 0, fmt.Errorf("it is no catalog: %w", errdefs.ErrDataLoss)
 	}
 	raw := meta.Get(formatKey)
 	if len(raw) != 4 {
-		return "", fmt.Errorf("it has no format number: %w", errdefs.ErrDataLoss)
+		return "", 0, fmt.Errorf("it has no format number: %w", errdefs.ErrDataLoss)
 	}
-	if n := binary.BigEndian.Uint32(raw); n != format {
-		return "", fmt.Errorf("it has format %d, this version knows format %d; use the version that wrote it: %w", n, format, errdefs.ErrFailedPrecondition)
+	if found = binary.BigEndian.Uint32(raw); found != format && found != oldFormat {
+		return "", 0, fmt.Errorf("it has format %d, this version knows format %d; use the version that wrote it: %w", found, format, errdefs.ErrFailedPrecondition)
 	}
-	pool, err := handle.ParsePool(string(meta.Get(poolKey)))
-	if err != nil {
-		return "", fmt.Errorf("%v: %w", err, errdefs.ErrDataLoss)
+	if pool, err = handle.ParsePool(string(meta.Get(poolKey))); err != nil {
+		return "", 0, fmt.Errorf("%v: %w", err, errdefs.ErrDataLoss)
 	}
-	return pool, nil
+	return pool, found, nil
 }
 
-// readAll decodes every record and holds the names against the volumes.
-func readAll(tx *bbolt.Tx) error {
-	volumes, names, nodes := tx.Bucket(volumeBucket), tx.Bucket(nameBucket), tx.Bucket(nodeBucket)
-	if volumes == nil || names == nil || nodes == nil {
-		return fmt.Errorf("a bucket is missing: %w", errdefs.ErrDataLoss)
+// readAll decodes every record and holds the names against the records.
+func readAll(tx *bbolt.Tx, found uint32) error {
+	if err := volumes.check(tx); err != nil {
+		return err
 	}
-	err := volumes.ForEach(func(key, raw []byte) error {
-		var v Volume
-		if err := decode(key, raw, &v); err != nil {
+	if found != oldFormat {
+		if err := snapshots.check(tx); err != nil {
 			return err
 		}
-		if string(names.Get([]byte(v.Name))) != string(key) || v.ID.String() != string(key) {
-			return fmt.Errorf("record %.64q does not belong to its key or name: %w", key, errdefs.ErrDataLoss)
+		if err := groups.check(tx); err != nil {
+			return err
 		}
-		return nil
-	})
-	if err != nil {
-		return err
+	}
+	nodes := tx.Bucket(nodeBucket)
+	if nodes == nil {
+		return fmt.Errorf("the node bucket is missing: %w", errdefs.ErrDataLoss)
 	}
 	return nodes.ForEach(func(key, raw []byte) error {
 		var n nodeRecord

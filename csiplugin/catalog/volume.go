@@ -9,7 +9,7 @@ import (
 // State is how far a volume, or a publish, has come.
 type State string
 
-// States of a volume.
+// States of a volume, a snapshot or a group snapshot.
 const (
 	// Creating: its data file may or may not exist, and nobody has been told its handle.
 	Creating State = "creating"
@@ -34,7 +34,12 @@ type Volume struct {
 	Block bool `json:"block,omitempty"`
 	// Parameters are those of CreateVolume that are this driver's own.
 	Parameters map[string]string `json:"parameters,omitempty"`
+	// Mutable are the parameters that ControllerModifyVolume can change.
+	Mutable map[string]string `json:"mutable,omitempty"`
 	// Source is the handle of what the volume was made from, empty if it was made empty.
 	Source  string    `json:"source,omitempty"`
 	Created time.Time `json:"created"`
 }
+
+func (v Volume) key() string  { return v.ID.String() }
+func (v Volume) name() string { return v.Name }

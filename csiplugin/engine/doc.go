@@ -5,7 +5,7 @@
 // was asked for; that is the catalog's business. Its operations are the smallest that are worth a crash: each either
 // happens or does not, and each can be repeated.
 //
-// Snapshots and clones are objects like any other and share the one space of names: cloning will be one more operation
-// from a name to a new name, and an engine that can tell which ranges of an object are in use, or differ from another
-// object's, will say so in an interface of its own. Nothing of these is declared before it exists.
+// Snapshots and clones are objects like any other and share the one space of names. An engine that can tell which ranges of
+// an object differ from another object's will say so in an interface of its own; nothing of that is declared before it
+// exists.
 package engine

@@ -33,6 +33,18 @@ type Stat struct {
 	NeverWritten bool
 }
 
+// MaxLabel is how many bytes a label may have.
+const MaxLabel = 3 << 10
+
+// Extents is how an object lies in the pool.
+type Extents struct {
+	// Count is the number of pieces. Cloning takes a time in proportion to it.
+	Count int64
+	// Allocated and Shared are bytes that the object takes, and those of them that it shares with others: what deleting it
+	// gives back is the difference.
+	Allocated, Shared int64
+}
+
 // Capacity is the state of the storage that objects take their space from, in bytes.
 type Capacity struct {
 	// Total is what all objects together can ever hold, and thus the largest object.
@@ -44,14 +56,24 @@ type Capacity struct {
 // Engine keeps the data of objects. Objects are thin: space is taken when it is written to.
 //
 // All methods may be called at any time from any goroutine, but for one object only one of Create, Grow, Erase and Delete
-// at a time; the caller sees to that. What a method has done is durable when it returns. A process that dies in a method
+// at a time, and none of these while it is either end of a Clone; the caller sees to that. What a method has done is durable when it returns. A process that dies in a method
 // leaves the object as it was before or as it is afterwards. A full pool is ErrResourceExhausted and changes nothing.
 // Methods that take a name of no object return ErrNotFound unless they say otherwise.
 type Engine interface {
 	// Create makes an object of size bytes, a positive multiple of 4096, that has never been written. It is success if the
 	// object is there already, has this size and has never been written; any other object of this name is
-	// ErrAlreadyExists. A size that the pool cannot represent is ErrOutOfRange.
-	Create(ctx context.Context, name Name, size int64) error
+	// ErrAlreadyExists. A size that the pool cannot represent is ErrOutOfRange. See [Engine.SetLabel] for the label.
+	Create(ctx context.Context, name Name, size int64, label []byte) error
+
+	// Clone makes an object of size bytes that begins with what another one held at one moment during the call, whoever
+	// writes to that meanwhile: what was written before the call is in it, and of two writes of which the second began
+	// when the first had ended, it never has only the second. The rest reads as zero. No data is copied; both share their
+	// blocks until they are overwritten, and neither depends on the other. An object of the new name is ErrAlreadyExists,
+	// a size below that of the other object is ErrOutOfRange.
+	//
+	// It takes a time that grows with the number of pieces the source lies in, which may be minutes. Writers of the source
+	// wait meanwhile. It cannot be interrupted: ctx is looked at before and afterwards.
+	Clone(ctx context.Context, from, to Name, size int64, label []byte) error
 
 	// Grow makes an object larger; the new bytes read as zero and are not allocated. It may be in use meanwhile. It is
 	// success if the object has at least this size already, and never shrinks one.
@@ -68,6 +90,19 @@ type Engine interface {
 	// Idle returns nil if nobody has the object open, and ErrFailedPrecondition otherwise, with as much as can be found
 	// out about who it is. Loop devices count.
 	Idle(ctx context.Context, name Name) error
+
+	// SetLabel replaces an object's label: at most [MaxLabel] bytes that are kept with the data, whatever becomes of the
+	// catalog, and mean nothing to the engine.
+	SetLabel(ctx context.Context, name Name, label []byte) error
+
+	// Label returns an object's label, nil if it never had one.
+	Label(ctx context.Context, name Name) ([]byte, error)
+
+	// Names returns the names of all objects, in order.
+	Names(ctx context.Context) ([]Name, error)
+
+	// Extents reports how an object lies in the pool. It takes a time that grows with the number of pieces.
+	Extents(ctx context.Context, name Name) (Extents, error)
 
 	// Stat reports what is known of an object.
 	Stat(ctx context.Context, name Name) (Stat, error)

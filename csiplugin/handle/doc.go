@@ -1,5 +1,5 @@
-// Package handle is how objects of a storage pool are named towards the outside: the volume_id of CSI, which Kubernetes
-// calls a volume handle, and later the ids of snapshots and groups.
+// Package handle is how objects of a storage pool are named towards the outside: the ids of CSI for volumes, snapshots and
+// group snapshots, which Kubernetes calls handles.
 //
 // A handle is "<pool>-<kind>-<random>": twelve hexadecimal digits of the pool that holds the object, what kind of object
 // it is, and 128 random bits. It says nothing else, neither name nor size, and it is never reused. Because the pool comes

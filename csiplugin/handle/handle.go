@@ -12,7 +12,6 @@ import (
 const (
 	poolBytes   = 6
 	randomBytes = 16
-	volumeKind  = "vol"
 )
 
 // Pool identifies one storage pool: twelve lower-case hexadecimal digits, drawn once when the pool is made. It is also
@@ -30,45 +29,86 @@ func ParsePool(s string) (Pool, error) {
 	return Pool(s), nil
 }
 
-// Volume is the handle of a volume. The zero value names no volume. Handles can be compared with ==.
-type Volume struct {
+// Kind is what a handle stands for, as it is written in handles.
+type Kind string
+
+// The kinds.
+const (
+	KindVolume   Kind = "vol"
+	KindSnapshot Kind = "snap"
+	KindGroup    Kind = "group"
+)
+
+// words are what messages call the kinds, and fields the fields of CSI that carry their handles.
+var (
+	words  = map[Kind]string{KindVolume: "volume", KindSnapshot: "snapshot", KindGroup: "group snapshot"}
+	fields = map[Kind]string{KindVolume: "volume_id", KindSnapshot: "snapshot_id", KindGroup: "group_snapshot_id"}
+)
+
+// Handle is a handle of any kind. The zero value names nothing. Handles can be compared with ==.
+type Handle struct {
+	kind   Kind
 	pool   Pool
 	random string
 }
 
-// NewVolume draws a handle for a new volume of a pool.
-func NewVolume(pool Pool) Volume { return Volume{pool: pool, random: randomHex(randomBytes)} }
+func draw(kind Kind, pool Pool) Handle {
+	return Handle{kind: kind, pool: pool, random: randomHex(randomBytes)}
+}
 
-// ParseVolume reads what [Volume.String] returns. A string that is no such handle is ErrNotFound and not
+// Parse reads a handle of any kind. A string that is none is ErrNotFound.
+func Parse(s string) (Handle, error) {
+	parts := strings.Split(s, "-")
+	if len(parts) != 3 || !isHex(parts[0], poolBytes) || words[Kind(parts[1])] == "" || !isHex(parts[2], randomBytes) {
+		return Handle{}, fmt.Errorf("%.64q is no id of this driver: %w", s, errdefs.ErrNotFound)
+	}
+	return Handle{kind: Kind(parts[1]), pool: Pool(parts[0]), random: parts[2]}, nil
+}
+
+func parse(kind Kind, s string) (Handle, error) {
+	if s == "" {
+		return Handle{}, fmt.Errorf("%s is missing: %w", fields[kind], errdefs.ErrInvalidArgument)
+	}
+	h, err := Parse(s)
+	if err != nil || h.kind != kind {
+		return Handle{}, fmt.Errorf("%s %.64q: no %s of this driver has such an id: %w", words[kind], s, words[kind], errdefs.ErrNotFound)
+	}
+	return h, nil
+}
+
+// String returns the handle as CSI's ids are written, at most 51 bytes.
+func (h Handle) String() string { return string(h.pool) + "-" + string(h.kind) + "-" + h.random }
+
+// Kind returns what the handle stands for.
+func (h Handle) Kind() Kind { return h.kind }
+
+// Pool returns the pool that holds the object.
+func (h Handle) Pool() Pool { return h.pool }
+
+// In returns nil if the object is one of pool, and a [ForeignError] if it is another pool's.
+func (h Handle) In(pool Pool) error {
+	if h.pool == pool {
+		return nil
+	}
+	return &ForeignError{Handle: h, Asked: pool}
+}
+
+// MarshalText is [Handle.String], for encoding/json.
+func (h Handle) MarshalText() ([]byte, error) { return []byte(h.String()), nil }
+
+// Volume is the handle of a volume.
+type Volume struct{ Handle }
+
+// NewVolume draws a handle for a new volume of a pool.
+func NewVolume(pool Pool) Volume { return Volume{draw(KindVolume, pool)} }
+
+// ParseVolume reads the handle of a volume. A string that is no such handle is ErrNotFound and not
 // ErrInvalidArgument: to CSI it is the id of a volume that does not exist. An empty string is ErrInvalidArgument, a
 // required field that is missing (CSI, Error Scheme).
 func ParseVolume(s string) (Volume, error) {
-	if s == "" {
-		return Volume{}, fmt.Errorf("volume_id is missing: %w", errdefs.ErrInvalidArgument)
-	}
-	parts := strings.Split(s, "-")
-	if len(parts) != 3 || !isHex(parts[0], poolBytes) || parts[1] != volumeKind || !isHex(parts[2], randomBytes) {
-		return Volume{}, fmt.Errorf("volume %.64q: no volume of this driver has such an id: %w", s, errdefs.ErrNotFound)
-	}
-	return Volume{pool: Pool(parts[0]), random: parts[2]}, nil
+	h, err := parse(KindVolume, s)
+	return Volume{h}, err
 }
-
-// String returns the handle as CSI's volume_id, 49 bytes.
-func (v Volume) String() string { return string(v.pool) + "-" + volumeKind + "-" + v.random }
-
-// Pool returns the pool that holds the volume.
-func (v Volume) Pool() Pool { return v.pool }
-
-// In returns nil if the volume is one of pool, and a [ForeignError] if it is another pool's.
-func (v Volume) In(pool Pool) error {
-	if v.pool == pool {
-		return nil
-	}
-	return &ForeignError{Volume: v, Asked: pool}
-}
-
-// MarshalText is [Volume.String], for encoding/json.
-func (v Volume) MarshalText() ([]byte, error) { return []byte(v.String()), nil }
 
 // UnmarshalText is [ParseVolume], for encoding/json.
 func (v *Volume) UnmarshalText(text []byte) (err error) {
@@ -76,15 +116,52 @@ func (v *Volume) UnmarshalText(text []byte) (err error) {
 	return err
 }
 
-// ForeignError says that a volume is in another pool than the one that was asked. It is ErrNotFound. Whoever takes "not
+// Snapshot is the handle of a snapshot, whether or not it is one of a group.
+type Snapshot struct{ Handle }
+
+// NewSnapshot draws a handle for a new snapshot in a pool.
+func NewSnapshot(pool Pool) Snapshot { return Snapshot{draw(KindSnapshot, pool)} }
+
+// ParseSnapshot reads the handle of a snapshot. Its errors are those of [ParseVolume].
+func ParseSnapshot(s string) (Snapshot, error) {
+	h, err := parse(KindSnapshot, s)
+	return Snapshot{h}, err
+}
+
+// UnmarshalText is [ParseSnapshot], for encoding/json.
+func (s *Snapshot) UnmarshalText(text []byte) (err error) {
+	*s, err = ParseSnapshot(string(text))
+	return err
+}
+
+// Group is the handle of a group snapshot.
+type Group struct{ Handle }
+
+// NewGroup draws a handle for a new group snapshot in a pool.
+func NewGroup(pool Pool) Group { return Group{draw(KindGroup, pool)} }
+
+// ParseGroup reads the handle of a group snapshot. Its errors are those of [ParseVolume].
+func ParseGroup(s string) (Group, error) {
+	h, err := parse(KindGroup, s)
+	return Group{h}, err
+}
+
+// UnmarshalText is [ParseGroup], for encoding/json.
+func (g *Group) UnmarshalText(text []byte) (err error) {
+	*g, err = ParseGroup(string(text))
+	return err
+}
+
+// ForeignError says that an object is in another pool than the one that was asked. It is ErrNotFound. Whoever takes "not
 // found" for "already gone" must look for it first.
 type ForeignError struct {
-	Volume Volume
+	Handle Handle
 	Asked  Pool
 }
 
 func (e *ForeignError) Error() string {
-	return fmt.Sprintf("volume %s is in pool %s, and this plugin serves pool %s; send the call to the plugin of that pool", e.Volume, e.Volume.pool, e.Asked)
+	return fmt.Sprintf("%s %s is in pool %s, and this plugin serves pool %s; send the call to the plugin of that pool",
+		words[e.Handle.kind], e.Handle, e.Handle.pool, e.Asked)
 }
 
 // Unwrap makes the error ErrNotFound.

@@ -103,3 +103,24 @@ func FuzzParsePool(f *testing.F) {
 		}
 	})
 }
+
+// TestAKindIsNotTakenForAnother parses each kind's handle as each other's.
+func TestAKindIsNotTakenForAnother(t *testing.T) {
+	pool := handle.NewPool()
+	texts := map[handle.Kind]string{
+		handle.KindVolume: handle.NewVolume(pool).String(), handle.KindSnapshot: handle.NewSnapshot(pool).String(), handle.KindGroup: handle.NewGroup(pool).String(),
+	}
+	for kind, text := range texts {
+		_, volumeErr := handle.ParseVolume(text)
+		_, snapshotErr := handle.ParseSnapshot(text)
+		_, groupErr := handle.ParseGroup(text)
+		for parsed, err := range map[handle.Kind]error{handle.KindVolume: volumeErr, handle.KindSnapshot: snapshotErr, handle.KindGroup: groupErr} {
+			if parsed == kind && err != nil || parsed != kind && !errors.Is(err, errdefs.ErrNotFound) {
+				t.Errorf("%s parsed as %s: %v", text, parsed, err)
+			}
+		}
+		if h, err := handle.Parse(text); err != nil || h.Kind() != kind || h.Pool() != pool || h.String() != text {
+			t.Errorf("Parse(%s) = %v, %v", text, h, err)
+		}
+	}
+}

@@ -81,7 +81,7 @@ type Abilities struct {
 
 // RequireDeferral is ErrFailedPrecondition unless the driver has declared DEFER_FS_OPS.
 func (p *Provider) RequireDeferral(ctx context.Context) (Abilities, error) {
-	resp, err := p.node.NodeGetCapabilities(ctx, &csi.NodeGetCapabilitiesRequest{})
+	resp, err := p.node.NodeGetCapabilities(deferred.Ask(ctx), &csi.NodeGetCapabilitiesRequest{})
 	if err != nil {
 		return Abilities{}, rpc.Relay(err)
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"strings"
@@ -21,7 +22,7 @@ const mib = 1 << 20
 // Run holds the engine that open returns to the promises of engine.Engine. open returns an engine whose pool is empty, has
 // room for at least 64 MiB and is the test's own.
 func Run(t *testing.T, open func(t *testing.T) engine.Engine) {
-	for name, test := range map[string]func(*testing.T, engine.Engine){
+	tests := map[string]func(*testing.T, engine.Engine){
 		"a new object is blank and takes no space":      testNew,
 		"creating twice is success":                     testCreateTwice,
 		"an object that differs is not taken for a new": testCreateOther,
@@ -32,14 +33,16 @@ func Run(t *testing.T, open func(t *testing.T) engine.Engine) {
 		"deleting twice is success":                     testDelete,
 		"what does not exist is not found":              testMissing,
 		"a full pool refuses and harms nothing":         testFull,
-	} {
+	}
+	maps.Copy(tests, cloneTests())
+	for name, test := range tests {
 		t.Run(name, func(t *testing.T) { test(t, open(t)) })
 	}
 }
 
 func create(t *testing.T, e engine.Engine, name engine.Name, size int64) {
 	t.Helper()
-	if err := e.Create(t.Context(), name, size); err != nil {
+	if err := e.Create(t.Context(), name, size, []byte("label")); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -112,9 +115,9 @@ func testCreateTwice(t *testing.T, e engine.Engine) {
 
 func testCreateOther(t *testing.T, e engine.Engine) {
 	create(t, e, "a", mib)
-	wantKind(t, e.Create(t.Context(), "a", 2*mib), errdefs.ErrAlreadyExists)
+	wantKind(t, e.Create(t.Context(), "a", 2*mib, nil), errdefs.ErrAlreadyExists)
 	writeAt(t, e, "a", []byte("data"), 0)
-	wantKind(t, e.Create(t.Context(), "a", mib), errdefs.ErrAlreadyExists)
+	wantKind(t, e.Create(t.Context(), "a", mib, nil), errdefs.ErrAlreadyExists)
 	if got := readAll(t, e, "a"); !bytes.HasPrefix(got, []byte("data")) || len(got) != mib {
 		t.Error("the refused Create changed the object")
 	}
@@ -238,7 +241,7 @@ func testFull(t *testing.T, e engine.Engine) {
 	create(t, e, "full", c.Total)
 	scratch.Fill(t, e.Path("full"))
 	// Names and sizes may still fit in; what must not happen is another error, or harm.
-	if err := e.Create(t.Context(), "more", mib); err != nil {
+	if err := e.Create(t.Context(), "more", mib, nil); err != nil {
 		wantKind(t, err, errdefs.ErrResourceExhausted)
 	}
 	if !bytes.HasPrefix(readAll(t, e, "keep"), []byte("data")) {

@@ -16,28 +16,34 @@ import (
 )
 
 // Create makes the file beside its name and renames it into place.
-func (e *Engine) Create(ctx context.Context, name engine.Name, size int64) error {
-	if err := e.create(ctx, name, size); err != nil {
+func (e *Engine) Create(ctx context.Context, name engine.Name, size int64, label []byte) error {
+	if err := e.create(ctx, name, size, label); err != nil {
 		return fmt.Errorf("create object %s: %w", name, diskfull.Kind(err))
 	}
 	return nil
 }
 
-func (e *Engine) create(ctx context.Context, name engine.Name, size int64) error {
+func (e *Engine) create(ctx context.Context, name engine.Name, size int64, label []byte) error {
 	st, err := e.Stat(ctx, name)
 	switch {
 	case err == nil && st.Size == size && st.NeverWritten:
-		return syncDir(e.dir) // the rename of a process that died may not be durable yet
+		// The rename of a process that died may not be durable yet.
+		return errors.Join(e.SetLabel(ctx, name, label), syncDir(e.dir))
 	case err == nil:
 		return fmt.Errorf("it exists with %d bytes, never written %t: %w", st.Size, st.NeverWritten, errdefs.ErrAlreadyExists)
 	case !errors.Is(err, errdefs.ErrNotFound):
 		return err
 	}
+	return e.place(ctx, name, label, func(f *os.File) error { return truncate(f, size) })
+}
+
+// place makes a file under a temporary name, lets fill give it its content, and puts it in its place when that is durable.
+func (e *Engine) place(ctx context.Context, name engine.Name, label []byte, fill func(*os.File) error) error {
 	unfinished := filepath.Join(e.dir, temporary+string(name))
-	if err := os.Remove(unfinished); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := removeIfThere(unfinished); err != nil {
 		return err
 	}
-	if err := makeSparse(ctx, unfinished, size); err != nil {
+	if err := e.prepare(ctx, unfinished, label, fill); err != nil {
 		return errors.Join(err, removeIfThere(unfinished))
 	}
 	crashpoint.At(ctx, "object file made under its temporary name")
@@ -48,13 +54,17 @@ func (e *Engine) create(ctx context.Context, name engine.Name, size int64) error
 	return syncDir(e.dir)
 }
 
-func makeSparse(ctx context.Context, path string, size int64) error {
+func (e *Engine) prepare(ctx context.Context, path string, label []byte, fill func(*os.File) error) error {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL|unix.O_CLOEXEC, 0o600)
 	if err != nil {
 		return err
 	}
 	crashpoint.At(ctx, "object file empty")
-	return errors.Join(truncate(f, size), f.Sync(), f.Close())
+	err = errors.Join(e.hint(f), setLabel(f, label))
+	if err == nil {
+		err = fill(f)
+	}
+	return errors.Join(err, f.Sync(), f.Close())
 }
 
 func truncate(f *os.File, size int64) error {
@@ -63,6 +73,43 @@ func truncate(f *os.File, size int64) error {
 		return fmt.Errorf("%d bytes: %w: %w", size, err, errdefs.ErrOutOfRange)
 	}
 	return err
+}
+
+// Clone has the filesystem share the source's blocks with a new file.
+func (e *Engine) Clone(ctx context.Context, from, to engine.Name, size int64, label []byte) error {
+	if err := e.clone(ctx, from, to, size, label); err != nil {
+		return fmt.Errorf("clone object %s to %s: %w", from, to, diskfull.Kind(err))
+	}
+	return nil
+}
+
+func (e *Engine) clone(ctx context.Context, from, to engine.Name, size int64, label []byte) error {
+	source, err := e.open(from, os.O_RDONLY)
+	if err != nil {
+		return err
+	}
+	defer source.Close()
+	info, err := source.Stat()
+	if err != nil {
+		return err
+	}
+	if info.Size() > size {
+		return fmt.Errorf("%d bytes are asked for, the source has %d: %w", size, info.Size(), errdefs.ErrOutOfRange)
+	}
+	if _, err := os.Lstat(e.Path(to)); !errors.Is(err, os.ErrNotExist) {
+		return errors.Join(err, errdefs.ErrAlreadyExists)
+	}
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return e.place(ctx, to, label, func(f *os.File) error {
+		// It writes back what the source has in the page cache first (vfs_clone_file_range, generic_remap_file_range_prep).
+		if err := unix.IoctlFileClone(int(f.Fd()), int(source.Fd())); err != nil {
+			return fmt.Errorf("FICLONE: %w", err)
+		}
+		crashpoint.At(ctx, "object cloned")
+		return truncate(f, size)
+	})
 }
 
 // Grow extends the file.

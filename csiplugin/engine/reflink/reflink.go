@@ -21,7 +21,11 @@ import (
 const temporary = ".new-"
 
 // Engine keeps objects as files of one directory.
-type Engine struct{ dir string }
+type Engine struct {
+	dir string
+	// hinted says that the filesystem takes hints of how to allocate: it is XFS.
+	hinted bool
+}
 
 var _ engine.Engine = (*Engine)(nil)
 
@@ -42,7 +46,11 @@ func Open(dir string) (*Engine, error) {
 	if err := forbidCompression(dir); err != nil {
 		return nil, fmt.Errorf("open engine: %w", err)
 	}
-	return &Engine{dir: dir}, nil
+	var fs unix.Statfs_t
+	if err := unix.Statfs(dir, &fs); err != nil {
+		return nil, fmt.Errorf("open engine: %w", err)
+	}
+	return &Engine{dir: dir, hinted: fs.Type == unix.XFS_SUPER_MAGIC}, nil
 }
 
 // noCompression is FS_NOCOMP_FL of linux/fs.h, chattr's +m.

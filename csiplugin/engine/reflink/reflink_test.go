@@ -68,7 +68,7 @@ func TestALoopDeviceIsAUser(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := e.Create(t.Context(), "a", 1<<20); err != nil {
+	if err := e.Create(t.Context(), "a", 1<<20, nil); err != nil {
 		t.Fatal(err)
 	}
 	dev := scratch.Run(t, "losetup", "--find", "--show", e.Path("a"))
@@ -101,7 +101,7 @@ func TestObjectsAreNotCompressed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := e.Create(t.Context(), "a", 8<<20); err != nil {
+	if err := e.Create(t.Context(), "a", 8<<20, nil); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.WriteFile(e.Path("a"), make([]byte, 4<<20), 0o600); err != nil {
@@ -121,7 +121,7 @@ func TestNobodyGetsInWhileDataGoes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := e.Create(t.Context(), "a", 1<<20); err != nil {
+	if err := e.Create(t.Context(), "a", 1<<20, nil); err != nil {
 		t.Fatal(err)
 	}
 	tried := 0

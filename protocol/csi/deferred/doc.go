@@ -3,5 +3,6 @@
 // fields.
 //
 // The upstream Go types are used unchanged. [Set] appends an extension to an upstream message as fields that this
-// message does not know, and [Get] reads it back; a peer that knows nothing of the extension carries or ignores them.
+// message does not know, and [Get] reads it back; a peer that knows nothing of the extension carries or ignores them. The
+// extension's capabilities are shown to those only who [Ask] for them.
 package deferred
