@@ -2,16 +2,15 @@ package crust
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"time"
 
-	"github.com/containerd/errdefs"
 	"golang.org/x/sync/errgroup"
 
 	"crust.dev/crust/crust/internal/policy"
@@ -90,9 +89,8 @@ func (f *follower) read(ctx context.Context) {
 	if err == nil {
 		err = f.apply(ctx, update.Settings)
 	}
-	if err == nil && len(update.Restart) > 0 {
-		err = fmt.Errorf("%s: changed since crustd was started; restart it for that to take effect: %w",
-			strings.Join(update.Restart, ", "), errdefs.ErrFailedPrecondition)
+	if len(update.Restart) > 0 {
+		err = errors.Join(err, fmt.Errorf("%s: changed since crustd was started; restart it for that to take effect", strings.Join(update.Restart, ", ")))
 	}
 	f.mu.Lock()
 	before := f.problem
@@ -103,7 +101,7 @@ func (f *follower) read(ctx context.Context) {
 	case err == nil && before != nil:
 		config.Log.InfoContext(ctx, "the configuration file is in force again", rpc.LogPath, config.File.Path)
 	case err != nil && (before == nil || before.Error() != err.Error()):
-		config.Log.WarnContext(ctx, "the configuration file is not in force", rpc.LogPath, config.File.Path, rpc.LogError, err)
+		config.Log.WarnContext(ctx, "the configuration file is not in force, or not all of it", rpc.LogPath, config.File.Path, rpc.LogError, err)
 	}
 }
 
@@ -119,7 +117,7 @@ func (f *follower) apply(ctx context.Context, s Settings) error {
 	}
 	var changed []string
 	if now := f.parts.policy.Rules(); now.Default != before.Default || !maps.Equal(now.RuntimeClasses, before.RuntimeClasses) {
-		changed = append(changed, fmt.Sprintf("default policy %s, RuntimeClass handlers %v", now.Default, slices.Sorted(maps.Keys(now.RuntimeClasses))))
+		changed = append(changed, fmt.Sprintf("default policy %s, RuntimeClass handlers %v", now.Default, now.RuntimeClasses))
 	}
 	if config.LogLevel != nil && config.LogLevel.Level() != s.LogLevel {
 		config.LogLevel.Set(s.LogLevel)
@@ -135,8 +133,5 @@ func (f *follower) apply(ctx context.Context, s Settings) error {
 func (f *follower) check(context.Context) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.problem == nil {
-		return nil
-	}
-	return fmt.Errorf("%s: %w", f.daemon.config.File.Path, f.problem)
+	return f.problem
 }

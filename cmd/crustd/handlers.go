@@ -12,6 +12,7 @@ import (
 	"crust.dev/crust/crust/configfile"
 	"crust.dev/crust/runtimehandler"
 	"crust.dev/crust/runtimehandler/cli"
+	"crust.dev/crust/runtimehandler/kata"
 	"crust.dev/crust/runtimehandler/remote"
 	"crust.dev/crust/runtimehandler/sandbox"
 )
@@ -21,6 +22,7 @@ import (
 var kinds = map[string]func(h configfile.Handler, config crust.Config) (runtimehandler.Handler, error){
 	remote.Name: newRemote,
 	cli.Name:    newCLI,
+	kata.Name:   newKata,
 }
 
 // handlers are those of the file, or else the one for shims that register.

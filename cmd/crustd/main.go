@@ -10,9 +10,13 @@ import (
 
 	"crust.dev/crust/cmd/internal/command"
 	"crust.dev/crust/crust"
+	"crust.dev/crust/runtimehandler/kata/assist"
 )
 
-func main() { command.Main(newCommand()) }
+func main() {
+	assist.Main() // does not return in a process that the kata handler has started to work on a device
+	command.Main(newCommand())
+}
 
 func newCommand() *cobra.Command {
 	var o options
