@@ -55,9 +55,9 @@ func New(list func() []journal.Record) *Metrics {
 	return m
 }
 
-// Call notes a call. Methods that the daemon does not know, of which there may be any number, are counted as one.
+// Call notes a call. Methods that nobody has, of which there may be any number, are counted as one.
 func (m *Metrics) Call(method string, code codes.Code, took time.Duration) {
-	if !strings.HasPrefix(method, "/csi.v1.") && !strings.HasPrefix(method, "/crust.") {
+	if code == codes.Unimplemented || !strings.HasPrefix(method, "/csi.v1.") && !strings.HasPrefix(method, "/crust.") {
 		method = "other"
 	}
 	m.calls.WithLabelValues(method, code.String()).Observe(took.Seconds())
