@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"sync"
 	"time"
 
@@ -14,8 +15,13 @@ import (
 	bolterrors "go.etcd.io/bbolt/errors"
 )
 
+// migrations lead from one version of the file's content to the next: the first from 1 to 2. One is needed when an older
+// crustd would misread what a newer one has written, or lose something that matters by writing it back. All that a file
+// needs are done in one transaction, so it is of the old version or of the new one.
+var migrations []func(*bbolt.Tx) error
+
 // formatVersion is the version of the file's content. A file of a newer version is refused.
-const formatVersion = 1
+func formatVersion() int { return 1 + len(migrations) }
 
 var (
 	metaBucket    = []byte("meta")
@@ -70,10 +76,11 @@ func damaged(path string, err error) error {
 
 // initialise checks the version, and gives an empty file its buckets. It writes to no other file.
 func (j *Journal) initialise(path string) error {
-	empty := false
-	err := j.db.View(func(tx *bbolt.Tx) error {
+	empty, version := false, 0
+	err := j.db.View(func(tx *bbolt.Tx) (err error) {
 		if meta := tx.Bucket(metaBucket); meta != nil {
-			return checkVersion(path, meta.Get(versionKey))
+			version, err = parseVersion(path, meta.Get(versionKey))
+			return err
 		}
 		if name, _ := tx.Cursor().First(); name != nil {
 			return damaged(path, fmt.Errorf("unexpected bucket %q", name))
@@ -81,31 +88,51 @@ func (j *Journal) initialise(path string) error {
 		empty = true
 		return nil
 	})
-	if err != nil || !empty {
+	if err != nil {
 		return err
 	}
+	if !empty {
+		return j.migrate(path, version)
+	}
 	return j.db.Update(func(tx *bbolt.Tx) error {
-		meta, err := tx.CreateBucket(metaBucket)
-		if err != nil {
-			return fmt.Errorf("journal %s: %w", path, err)
+		for _, bucket := range [][]byte{metaBucket, recordsBucket} {
+			if _, err := tx.CreateBucket(bucket); err != nil {
+				return fmt.Errorf("journal %s: %w", path, err)
+			}
 		}
-		if _, err := tx.CreateBucket(recordsBucket); err != nil {
-			return fmt.Errorf("journal %s: %w", path, err)
-		}
-		return meta.Put(versionKey, fmt.Append(nil, formatVersion))
+		return putVersion(tx)
 	})
 }
 
-func checkVersion(path string, raw []byte) error {
-	var version int
-	if _, err := fmt.Sscanf(string(raw), "%d", &version); err != nil {
-		return damaged(path, fmt.Errorf("version %q", raw))
+func putVersion(tx *bbolt.Tx) error {
+	return tx.Bucket(metaBucket).Put(versionKey, fmt.Append(nil, formatVersion()))
+}
+
+// migrate brings a file of an older version up to date.
+func (j *Journal) migrate(path string, version int) error {
+	if version == formatVersion() {
+		return nil
 	}
-	if version > formatVersion {
-		return fmt.Errorf("journal %s has format %d, this crustd knows up to %d; run the newer crustd, or unpublish all volumes with it "+
-			"before going back: %w", path, version, formatVersion, errdefs.ErrFailedPrecondition)
+	return j.db.Update(func(tx *bbolt.Tx) error {
+		for from, migration := range migrations[version-1:] {
+			if err := migration(tx); err != nil {
+				return fmt.Errorf("journal %s: from format %d to %d: %w", path, version+from, version+from+1, err)
+			}
+		}
+		return putVersion(tx)
+	})
+}
+
+func parseVersion(path string, raw []byte) (int, error) {
+	version, err := strconv.Atoi(string(raw))
+	if err != nil || version < 1 {
+		return 0, damaged(path, fmt.Errorf("version %q", raw))
 	}
-	return nil
+	if version > formatVersion() {
+		return 0, fmt.Errorf("journal %s has format %d, this crustd knows up to %d; run the newer crustd, or unpublish all volumes with it "+
+			"before going back: %w", path, version, formatVersion(), errdefs.ErrFailedPrecondition)
+	}
+	return version, nil
 }
 
 func load(db *bbolt.DB, path string) (map[string]Record, error) {
