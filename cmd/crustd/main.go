@@ -18,8 +18,9 @@ func main() {
 	command.Main(newCommand())
 }
 
-func newCommand() *cobra.Command {
-	var o options
+func newCommand() *cobra.Command { return newCommandWith(&options{}) }
+
+func newCommandWith(o *options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "crustd",
 		Short: "Let sandboxes mount the filesystems of CSI volumes",

@@ -194,6 +194,9 @@ func kindOf(n *yaml.Node) string {
 
 // suggestion says which of the names was probably meant.
 func suggestion(unknown string, names []string) string {
+	if len(names) == 0 {
+		return "; there are no settings"
+	}
 	best := slices.MinFunc(names, func(a, b string) int { return cmp.Compare(distance(unknown, a), distance(unknown, b)) })
 	if distance(unknown, best) <= max(2, len(best)/3) {
 		return fmt.Sprintf("; did you mean %q?", best)
