@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc/codes"
 
+	"crust.dev/crust/csiplugin"
 	"crust.dev/crust/csiplugin/catalog"
 	"crust.dev/crust/csiplugin/hostmount"
 	"crust.dev/crust/csiplugin/internal/scratch"
@@ -61,6 +62,13 @@ func deferredWith(data string) func(h *host) *volume {
 	}
 }
 
+// withData makes a volume that a filesystem and some data was written to.
+func withData(h *host) *volume {
+	v := h.create("v", mounted("ext4"), nil)
+	write(h.t, v.file(), []byte("data"), mib)
+	return v
+}
+
 var scenarios = map[string]scenario{
 	"create": {
 		method:  csi.Controller_CreateVolume_FullMethodName,
@@ -89,6 +97,77 @@ var scenarios = map[string]scenario{
 			return err
 		},
 		places: 3,
+	},
+	"clone a volume": {
+		method:  csi.Controller_CreateVolume_FullMethodName,
+		prepare: withData,
+		call: func(v *volume) error {
+			_, err := v.control.CreateVolume(v.call(), cloneRequest("clone", volumeSource(v.id), 0))
+			return err
+		},
+		places: 6,
+	},
+	"restore a snapshot to a larger volume": {
+		method:  csi.Controller_CreateVolume_FullMethodName,
+		prepare: func(h *host) *volume { v := withData(h); v.snap = h.snapshot("s", v.id); return v },
+		call: func(v *volume) error {
+			_, err := v.control.CreateVolume(v.call(), cloneRequest("clone", snapshotSource(v.snap), 32*mib))
+			return err
+		},
+		places: 6,
+	},
+	"snapshot": {
+		method:  csi.Controller_CreateSnapshot_FullMethodName,
+		prepare: withData,
+		call: func(v *volume) error {
+			_, err := v.control.CreateSnapshot(v.call(), &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: v.id})
+			return err
+		},
+		places: 7,
+	},
+	"delete a snapshot": {
+		method:  csi.Controller_DeleteSnapshot_FullMethodName,
+		prepare: func(h *host) *volume { v := withData(h); v.snap = h.snapshot("s", v.id); return v },
+		call: func(v *volume) error {
+			_, err := v.control.DeleteSnapshot(v.call(), &csi.DeleteSnapshotRequest{SnapshotId: v.snap})
+			return err
+		},
+		places: 3,
+	},
+	"group snapshot": {
+		method: csi.GroupController_CreateVolumeGroupSnapshot_FullMethodName,
+		prepare: func(h *host) *volume {
+			v := withData(h)
+			v.other = h.create("other", mounted("ext4"), nil).id
+			return v
+		},
+		call:   func(v *volume) error { _, err := v.groupSnapshot("g", v.id, v.other); return err },
+		places: 9,
+	},
+	"delete a group snapshot": {
+		method: csi.GroupController_DeleteVolumeGroupSnapshot_FullMethodName,
+		prepare: func(h *host) *volume {
+			v := withData(h)
+			v.other = h.create("other", mounted("ext4"), nil).id
+			g, err := h.groupSnapshot("g", v.id, v.other)
+			must(h.t, err)
+			v.snap = g.GetGroupSnapshotId()
+			return v
+		},
+		call: func(v *volume) error {
+			_, err := v.group.DeleteVolumeGroupSnapshot(v.call(), &csi.DeleteVolumeGroupSnapshotRequest{GroupSnapshotId: v.snap})
+			return err
+		},
+		places: 4,
+	},
+	"modify": {
+		method:  csi.Controller_ControllerModifyVolume_FullMethodName,
+		prepare: func(h *host) *volume { return h.create("v", mounted("ext4"), nil) },
+		call: func(v *volume) error {
+			_, err := v.control.ControllerModifyVolume(v.call(), &csi.ControllerModifyVolumeRequest{VolumeId: v.id, MutableParameters: map[string]string{csiplugin.ParameterDiscard: "online"}})
+			return err
+		},
+		places: 2,
 	},
 	"stage": {
 		method: csi.Node_NodeStageVolume_FullMethodName,
@@ -214,7 +293,7 @@ func TestEveryCallSurvivesAKill(t *testing.T) {
 // TestEveryStartSurvivesAKill kills the plugin in a call, and then the next one while it finishes what was left undone.
 func TestEveryStartSurvivesAKill(t *testing.T) {
 	priv.Root(t)
-	for _, name := range []string{"create", "delete", "expand", "publish a blank volume", "unpublish the last", "unpublish from a sandbox and erase"} {
+	for _, name := range []string{"create", "delete", "expand", "clone a volume", "snapshot", "group snapshot", "delete a group snapshot", "publish a blank volume", "unpublish the last", "unpublish from a sandbox and erase"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := scenarios[name]
@@ -287,6 +366,7 @@ func (s scenario) cleanUp(t *testing.T, h *host, v *volume) {
 	if v.id != "" {
 		must(t, v.delete())
 	}
+	h.deleteAll()
 	if got := slices.Concat(h.mounts(), h.devices(), h.objects()); len(got) > 0 {
 		t.Errorf("left behind are %v", got)
 	}
@@ -320,7 +400,7 @@ func (h *host) world() world {
 	for _, v := range all {
 		n, err := c.Node(v.ID)
 		must(h.t, err)
-		text := fmt.Sprintf("%s %s size %d expanding %d fs %q formatting %t", v.Name, v.State, v.Size, v.Expanding, v.FSType, n.Formatting)
+		text := fmt.Sprintf("%s %s size %d expanding %d fs %q formatting %t mutable %v cloned %t", v.Name, v.State, v.Size, v.Expanding, v.FSType, n.Formatting, v.Mutable, v.Source != "")
 		if n.Staged != nil {
 			text += " staged"
 		}
@@ -330,6 +410,17 @@ func (h *host) world() world {
 		}
 		w.Volumes = append(w.Volumes, text)
 	}
+	snapshots, err := c.SnapshotsAfter("", nil, 0)
+	must(h.t, err)
+	for _, s := range snapshots {
+		w.Volumes = append(w.Volumes, fmt.Sprintf("snapshot %q %s size %d in a group %t", s.Name, s.State, s.Size, s.Group.Kind() != ""))
+	}
+	groups, err := c.Groups()
+	must(h.t, err)
+	for _, g := range groups {
+		w.Volumes = append(w.Volumes, fmt.Sprintf("group %q %s of %d", g.Name, g.State, len(g.Members)))
+	}
+	slices.Sort(w.Volumes)
 	must(h.t, c.Close())
 	for _, name := range h.objects() {
 		info, err := os.Stat(h.file(name))
@@ -340,6 +431,7 @@ func (h *host) world() world {
 		}
 		w.Objects = append(w.Objects, fmt.Sprintf("%s of %d bytes, blank %t", kind, info.Size(), blank(h.t, h.file(name))))
 	}
+	slices.Sort(w.Objects)
 	for _, path := range h.mounts() {
 		m, err := hostmount.At(path)
 		must(h.t, err)

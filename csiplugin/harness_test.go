@@ -73,6 +73,7 @@ type host struct {
 	identity csi.IdentityClient
 	control  csi.ControllerClient
 	node     csi.NodeClient
+	group    csi.GroupControllerClient
 }
 
 // newHost starts a plugin with a new pool on a filesystem of fstype.
@@ -167,6 +168,7 @@ func (h *host) dial(ended chan error) {
 	}
 	h.conn = conn
 	h.identity, h.control, h.node = csi.NewIdentityClient(conn), csi.NewControllerClient(conn), csi.NewNodeClient(conn)
+	h.group = csi.NewGroupControllerClient(conn)
 }
 
 // reboot stops the plugin, unmounts and detaches everything as a reboot would, and starts the plugin again.
@@ -285,6 +287,8 @@ type volume struct {
 	size    int64
 	cap     *csi.VolumeCapability
 	context map[string]string
+	// snap and other are ids of other things that a test is about.
+	snap, other string
 }
 
 // create makes a volume with one capability, as small as its filesystem can be.
