@@ -37,10 +37,18 @@ const daemonEnv = "CRUST_TEST_DAEMON"
 
 // order is what a child has to do: serve, and kill itself in the At-th place after it was armed.
 type order struct {
-	Config crust.Config
+	Config orderedConfig
 	CLI    string // root directory of the cli handler
 	Armed  string // the file that arms it
 	At     int
+}
+
+// orderedConfig is the part of a configuration that can be written down.
+type orderedConfig struct {
+	Drivers                                               []crust.Driver
+	RuntimeEndpoint, KEPEndpoint, AdminEndpoint, StateDir string
+	DeviceRoots                                           []string
+	ShimHandler, DefaultHandler                           string
 }
 
 func runDaemon(text string) {
@@ -49,9 +57,12 @@ func runDaemon(text string) {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(2)
 	}
-	o.Config.Log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
-	o.Config.Handlers = handlers(o.CLI)
-	daemon, err := crust.New(o.Config)
+	c := o.Config
+	daemon, err := crust.New(crust.Config{
+		Drivers: c.Drivers, RuntimeEndpoint: c.RuntimeEndpoint, KEPEndpoint: c.KEPEndpoint, AdminEndpoint: c.AdminEndpoint, StateDir: c.StateDir,
+		DeviceRoots: c.DeviceRoots, ShimHandler: c.ShimHandler, DefaultHandler: c.DefaultHandler, Handlers: handlers(o.CLI),
+		Log: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug})),
+	})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(2)
@@ -92,8 +103,11 @@ func (n *node) startChild(at int) (ctx context.Context, end func() (place string
 	n.t.Helper()
 	n.stop()
 	armed := n.path("armed")
-	config := n.config
-	config.Log, config.Handlers = nil, nil
+	c := n.config
+	config := orderedConfig{
+		Drivers: c.Drivers, RuntimeEndpoint: c.RuntimeEndpoint, KEPEndpoint: c.KEPEndpoint, AdminEndpoint: c.AdminEndpoint, StateDir: c.StateDir,
+		DeviceRoots: c.DeviceRoots, ShimHandler: c.ShimHandler, DefaultHandler: c.DefaultHandler,
+	}
 	text, err := json.Marshal(order{Config: config, CLI: n.path("run"), Armed: armed, At: at})
 	if err != nil {
 		n.t.Fatal(err)

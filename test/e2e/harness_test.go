@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"crust.dev/crust/protocol/rpc"
 	"crust.dev/crust/test/node"
 	"crust.dev/crust/test/priv"
 	"crust.dev/crust/test/vm"
@@ -116,14 +115,6 @@ func sh(t testing.TB, s *node.Sandbox, script string) string {
 	out, err := s.Sh(ctx(t), script)
 	must(t, err)
 	return strings.TrimSpace(out)
-}
-
-// refused checks the kind and a part of the text of an error.
-func refused(t testing.TB, err, kind error, text string) {
-	t.Helper()
-	if err = rpc.FromWire(err); !errors.Is(err, kind) || !strings.Contains(err.Error(), text) {
-		t.Errorf("error %v, want %v with %q", err, kind, text)
-	}
 }
 
 // eventually waits until fn succeeds.
