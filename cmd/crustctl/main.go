@@ -27,6 +27,7 @@ A volume is named by its target path, by its volume id, or by its pod: the pod's
 		expandCommand(o),
 		gcCommand(o),
 		statusCommand(o),
+		doctorCommand(o),
 	)
 	return root
 }

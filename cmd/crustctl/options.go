@@ -8,6 +8,7 @@ import (
 
 	"github.com/containerd/errdefs"
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
 
 	"crust.dev/crust/cmd/internal/output"
 	adminv1 "crust.dev/crust/protocol/crust/admin/v1"
@@ -42,30 +43,40 @@ func (o *options) age(t time.Time) string {
 }
 
 // admin calls crustd. The errors of fn are those of the calls that it has made.
-func (o *options) admin(ctx context.Context, fn func(context.Context, adminv1.AdminClient) error) (err error) {
+func (o *options) admin(ctx context.Context, fn func(context.Context, adminv1.AdminClient) error) error {
+	return explain(o.endpoint, o.call(ctx, fn))
+}
+
+// call is admin without advice.
+func (o *options) call(ctx context.Context, fn func(context.Context, adminv1.AdminClient) error) (err error) {
 	path, err := rpc.ParseEndpoint(o.endpoint)
 	if err != nil {
 		return fmt.Errorf("--admin-endpoint: %w", err)
 	}
-	conn, err := rpc.Dial(path)
+	conn, err := rpc.Dial(path, grpc.WithChainUnaryInterceptor(fromWire))
 	if err != nil {
-		return fmt.Errorf("crustd: %w", err)
+		return err
 	}
 	defer func() { err = errors.Join(err, conn.Close()) }()
 	ctx, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
-	return explain(path, rpc.FromWire(fn(ctx, adminv1.NewAdminClient(conn))))
+	return fn(ctx, adminv1.NewAdminClient(conn))
+}
+
+// fromWire turns the errors of calls into ours.
+func fromWire(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+	return rpc.FromWire(invoke(ctx, method, req, reply, conn, opts...))
 }
 
 // explain adds what to do about an error that is not about the call itself.
-func explain(path string, err error) error {
+func explain(endpoint string, err error) error {
 	switch {
 	case errors.Is(err, errdefs.ErrUnavailable):
-		return fmt.Errorf("crustd on %s: %w; is it running? crustctl doctor finds out what is wrong", path, err)
+		return fmt.Errorf("crustd on %s: %w; is it running? crustctl doctor finds out what is wrong", endpoint, err)
 	case errors.Is(err, context.DeadlineExceeded):
-		return fmt.Errorf("crustd on %s has not answered in time: %w; give it more with --timeout, or look at its log", path, err)
+		return fmt.Errorf("crustd on %s has not answered in time: %w; give it more with --timeout, or look at its log", endpoint, err)
 	case errors.Is(err, errdefs.ErrNotImplemented):
-		return fmt.Errorf("crustd on %s is older than this command: %w; use the crustctl of its release", path, err)
+		return fmt.Errorf("crustd on %s is older than this command: %w; use the crustctl of its release", endpoint, err)
 	}
 	return err
 }
