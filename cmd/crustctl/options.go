@@ -86,12 +86,18 @@ func (o *options) completeNames(cmd *cobra.Command, _ []string, _ string) ([]str
 	ctx, cancel := context.WithTimeout(cmd.Context(), 2*time.Second)
 	defer cancel()
 	var names []string
+	offer := func(name, description string) {
+		if output.Printable(name) == name { // else it cannot be typed
+			names = append(names, name+"\t"+output.Printable(description))
+		}
+	}
 	err := o.admin(ctx, func(ctx context.Context, c adminv1.AdminClient) error {
 		resp, err := c.ListDeferrals(ctx, &adminv1.ListDeferralsRequest{})
 		for _, d := range resp.GetDeferrals() {
-			names = append(names, d.GetVolumeId()+"\t"+pod(d), d.GetTargetPath()+"\t"+d.GetVolumeId())
+			offer(d.GetVolumeId(), pod(d))
+			offer(d.GetTargetPath(), d.GetVolumeId())
 			if d.GetPod().GetName() != "" {
-				names = append(names, pod(d)+"\t"+d.GetVolumeId())
+				offer(pod(d), d.GetVolumeId())
 			}
 		}
 		return err
