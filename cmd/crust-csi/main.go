@@ -2,6 +2,10 @@
 //
 //	crust-csi --endpoint unix:///run/crust/csi.sock --node-id NODE --pool /var/lib/crust/pool
 //
+// A pool whose catalog was lost is rebuilt, while nobody serves it, with
+//
+//	crust-csi repair --pool /var/lib/crust/pool
+//
 // It needs CAP_SYS_ADMIN for mounts and loop devices, CAP_SYS_RESOURCE to grow mounted ext4 filesystems, and CAP_CHOWN,
 // CAP_FOWNER and CAP_LEASE; the tools mkfs.ext4, mkfs.xfs, blkid, fsck, mount, resize2fs and xfs_growfs on its PATH; and
 // /proc of the host's pid namespace if its messages are to name who uses a volume.
@@ -49,6 +53,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		_, err := fmt.Fprintln(stdout, "crust-csi", o.config.Version)
 		return err
 	}
+	if o.repair {
+		return repair(ctx, o, stdout, stderr)
+	}
 	if o.config.Log, err = logger(stderr, o.logLevel, o.logFormat); err != nil {
 		return err
 	}
@@ -63,6 +70,22 @@ type options struct {
 	config              csiplugin.Config
 	logLevel, logFormat string
 	version             bool
+	repair              bool
+}
+
+func repair(ctx context.Context, o options, stdout, stderr io.Writer) error {
+	log, err := logger(stderr, o.logLevel, o.logFormat)
+	if err != nil {
+		return err
+	}
+	if o.config.PoolDir == "" {
+		return errors.New("repair: --pool is missing")
+	}
+	found, err := csiplugin.Repair(ctx, o.config.PoolDir, log)
+	if err == nil {
+		found.Print(stdout)
+	}
+	return err
 }
 
 // parse reads the command line. For --help it prints what there is and returns flag.ErrHelp.
@@ -73,7 +96,7 @@ func parse(args []string, stdout io.Writer) (options, error) {
 	flags.Usage = func() {}
 	help := func() {
 		flags.SetOutput(stdout)
-		fmt.Fprintln(stdout, "usage: crust-csi --node-id ID --pool DIR [flags]\n\nThe CSI plugin for the volumes of one storage pool on this node.\n\nflags:")
+		fmt.Fprintln(stdout, "usage: crust-csi --node-id ID --pool DIR [flags]\n       crust-csi repair --pool DIR\n\nThe CSI plugin for the volumes of one storage pool on this node.\n\nflags:")
 		flags.PrintDefaults()
 	}
 	flags.StringVar(&o.config.Endpoint, "endpoint", os.Getenv("CSI_ENDPOINT"), "`socket` to serve on, unix:///path (default: $CSI_ENDPOINT)")
@@ -82,9 +105,13 @@ func parse(args []string, stdout io.Writer) (options, error) {
 	flags.StringVar((*string)(&o.config.Mode), "mode", string(csiplugin.ModeAll), "services to serve: all, controller or node")
 	flags.StringVar(&o.config.DriverName, "driver-name", csiplugin.DefaultDriverName, "`name` of the driver")
 	flags.Var((*size)(&o.config.PoolSize), "pool-size", "`size` of the image that a pool is made with where the directory's filesystem is neither XFS with reflink nor btrfs,\nin bytes or with Ki, Mi, Gi or Ti (default: half of the free space, at least 1Gi)")
+	flags.StringVar(&o.config.Crustd, "crustd-endpoint", "", "`socket` of the node daemon (its --kep-endpoint), unix:///path, which freezes filesystems in sandboxes for snapshots (default: none)")
 	flags.StringVar(&o.logLevel, "log-level", "info", "least `level` that is logged: debug, info, warn or error")
 	flags.StringVar(&o.logFormat, "log-format", "text", "`format` of the log: text or json")
 	flags.BoolVar(&o.version, "version", false, "print the version and exit")
+	if len(args) > 0 && args[0] == "repair" {
+		o.repair, args = true, args[1:]
+	}
 	if err := flags.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
 			help()

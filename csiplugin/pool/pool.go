@@ -144,13 +144,13 @@ func (p *Pool) refuseOrphans() error {
 	if errors.Is(err, os.ErrNotExist) || err == nil && len(entries) == 0 {
 		return nil
 	}
-	return errors.Join(err, fmt.Errorf("%s holds data, and there is neither pool.json nor catalog.db to say whose; restore them or use another directory: %w",
+	return errors.Join(err, fmt.Errorf("%s holds data, and there is neither pool.json nor catalog.db to say whose; restore them, rebuild them with crust-csi repair, or use another directory: %w",
 		p.Objects(), errdefs.ErrDataLoss))
 }
 
 func (p *Pool) openCatalog() error {
 	if _, err := os.Lstat(p.catalogPath()); errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("%s is gone; restore it, because nothing else knows the volumes: %w", p.catalogPath(), errdefs.ErrDataLoss)
+		return fmt.Errorf("%s is gone; restore it, or rebuild it with crust-csi repair: %w", p.catalogPath(), errdefs.ErrDataLoss)
 	}
 	c, err := catalog.Open(p.catalogPath())
 	if err != nil {
