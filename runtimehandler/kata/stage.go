@@ -124,9 +124,6 @@ func (h *Handler) Unstage(ctx context.Context, targetPath string) error {
 	if err != nil {
 		return err
 	}
-	if len(name) > maxName {
-		return nil // such a record cannot have been put out
-	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	who, _, err := h.look(name)
@@ -228,9 +225,6 @@ func (h *Handler) sweepRecords(listed map[string]bool) ([]runtimehandler.Leftove
 	}
 	return left, errors.Join(errs...)
 }
-
-// maxName is the longest name of a file in bytes (NAME_MAX).
-const maxName = 255
 
 // needed finds out which steps on the host a deferral needs before a sandbox can mount it. again says that it was handed
 // over before. ErrFailedPrecondition if one of them is not allowed.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"slices"
 
 	"github.com/containerd/errdefs"
 
@@ -39,6 +40,11 @@ func (h *Handler) Stats(ctx context.Context, targetPath string, sandbox runtimeh
 		direct = fmt.Errorf("sandbox %s (%s): statistics of %s: %w", sandbox.ID, sandbox.Runtime, info.Device, err)
 	}
 	stats, err := h.metricStats(ctx, targetPath, info.Device, sandbox)
+	var silent *unansweredError
+	if errors.As(err, &silent) && h.hasVolume(ctx, targetPath, info.Device, sandbox) {
+		// The guest is up, as it has the volume.
+		err = fmt.Errorf("%v; the policy of a confidential guest denies metrics: %w", err, errdefs.ErrFailedPrecondition)
+	}
 	if err != nil {
 		return runtimehandler.Stats{}, errors.Join(direct, err)
 	}
@@ -50,6 +56,18 @@ func runtimeOf(s runtimehandler.Sandbox) config.Runtime {
 		return config.Go
 	}
 	return config.Rust
+}
+
+// hasVolume says whether it is proven that a sandbox has a volume.
+func (h *Handler) hasVolume(ctx context.Context, targetPath, device string, sandbox runtimehandler.Sandbox) bool {
+	found, err := h.locate(ctx, targetPath)
+	if err != nil {
+		return false
+	}
+	return slices.ContainsFunc(found, func(c candidate) bool {
+		ok, err := h.proven(c, device)
+		return c.sandbox == sandbox && err == nil && ok
+	})
 }
 
 // statsTarget is the request for the statistics of a device. The Go runtime unescapes the path a second time after the

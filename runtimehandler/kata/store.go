@@ -35,6 +35,8 @@ func (h *Handler) look(name string) (owner, []byte, error) {
 		return broken, nil, nil
 	case errors.Is(err, syscall.ENOTDIR):
 		return stranger, nil, nil
+	case errors.Is(err, syscall.ENAMETOOLONG):
+		return nobody, nil, nil // such a record cannot have been put out
 	case err != nil:
 		return nobody, nil, fmt.Errorf("record: %w", err)
 	}

@@ -89,7 +89,7 @@ func (s *Sandbox) createGo(id string, m Mount) (Outcome, error) {
 	}
 	if _, err := os.Stat(info.Device); err != nil || s.AttachFails {
 		s.persist(id, map[string]any{"Source": info.Device, "Destination": m.Destination, "BlockDeviceID": ""})
-		return Outcome{}, errors.New("No such file or directory (os error 2)")
+		return Outcome{}, errors.New("rpc error: No such file or directory (os error 2)")
 	}
 	v := s.attach(info, m.Source, slices.Contains(info.Options, "ro"), func(id string) string {
 		return "/run/kata-containers/sandbox/storage/" + base64.URLEncoding.EncodeToString([]byte("02/"+id[:2]))
