@@ -49,6 +49,7 @@ func (o *options) describeView(resp *adminv1.GetDeferralResponse) output.View {
 		{Name: "Group", Value: d.GetSupplementalGroup()},
 		{Name: "Handler", Value: d.GetHandler()},
 		{Name: "Sandbox", Value: o.sandbox(d.GetSandbox())},
+		{Name: "Breached", Value: d.GetSandbox().GetBreach()},
 	}
 	if d.GetExpandingBytes() > 0 {
 		fields = append(fields, output.Field{Name: "Expanding to", Value: output.Bytes(d.GetExpandingBytes())})

@@ -29,7 +29,7 @@ named.`,
 					return err
 				}
 				for _, s := range resp.GetStats() {
-					if s.GetError() != "" && (len(args) > 0 || s.GetPhase() == "mounted") {
+					if s.GetError() != "" && (len(args) > 0 || s.GetPhase() == "mounted" || s.GetPhase() == "breached") {
 						return &command.ExitError{Code: 1}
 					}
 				}

@@ -219,7 +219,7 @@ func toProto(rec journal.Record) *adminv1.Deferral {
 		d.SupplementalGroup = strconv.FormatUint(uint64(*rec.Deferral.Group), 10)
 	}
 	if b := rec.Binding; b != nil {
-		d.Sandbox = &adminv1.Sandbox{Id: b.Sandbox.ID, Runtime: b.Sandbox.Runtime, Address: b.Sandbox.Address, Since: timestamppb.New(b.Since)}
+		d.Sandbox = &adminv1.Sandbox{Id: b.Sandbox.ID, Runtime: b.Sandbox.Runtime, Address: b.Sandbox.Address, Since: timestamppb.New(b.Since), Breach: b.Breach}
 		for _, p := range b.Processes {
 			d.Sandbox.Pids = append(d.Sandbox.Pids, int64(p.PID))
 			d.Sandbox.BootId = p.Boot

@@ -224,6 +224,8 @@ func TestFindings(t *testing.T) {
 			check: "sandboxes", severity: doctor.Error, what: "volume v is recorded as held by sandbox s of an earlier boot", cure: "crustctl gc"},
 		"a sandbox of this boot": {deferrals: []*adminv1.Deferral{{VolumeId: "v", TargetPath: target, Sandbox: &adminv1.Sandbox{Id: "s", BootId: bootID}}},
 			check: "sandboxes", severity: doctor.OK, what: "1 volumes are deferred"},
+		"a sandbox without its volume": {deferrals: []*adminv1.Deferral{{VolumeId: "v", TargetPath: target, Phase: "breached", Sandbox: &adminv1.Sandbox{Id: "s", Breach: "Kata ignored it"}}},
+			check: "sandboxes", severity: doctor.Error, what: "volume v is not in its sandbox s: Kata ignored it", cure: "delete the pod"},
 		"an unfinished expansion": {deferrals: []*adminv1.Deferral{{VolumeId: "v", TargetPath: target, ExpandingBytes: 1}},
 			check: "sandboxes", severity: doctor.Warning, what: "the expansion of volume v is not finished", cure: "crustctl expand v"},
 	} {

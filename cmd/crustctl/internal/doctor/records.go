@@ -115,7 +115,7 @@ func (n *Node) judge(r record) []Finding {
 	return nil
 }
 
-// checkSandboxes looks for volumes that are held by what is gone.
+// checkSandboxes looks for volumes that are held by what is gone, and for those that are not where they should be.
 func checkSandboxes(_ context.Context, n *Node) []Finding {
 	if n.Status == nil {
 		return nil
@@ -128,10 +128,14 @@ func checkSandboxes(_ context.Context, n *Node) []Finding {
 			findings = append(findings, one(Error, fmt.Sprintf("volume %s is recorded as held by sandbox %s of an earlier boot", d.GetVolumeId(), d.GetSandbox().GetId()),
 				"the sandbox is gone; until the record is, no other gets the volume", "crustctl gc takes it back; if it stays, look at crustd's log")...)
 		}
+		if breach := d.GetSandbox().GetBreach(); breach != "" {
+			findings = append(findings, one(Error, fmt.Sprintf("volume %s is not in its sandbox %s: %s", d.GetVolumeId(), d.GetSandbox().GetId(), breach),
+				"the pod runs without its data, and cannot write where the data should be", "put right what is named, and delete the pod so that it starts again")...)
+		}
 		if d.GetExpandingBytes() > 0 {
 			findings = append(findings, one(Warning, fmt.Sprintf("the expansion of volume %s is not finished", d.GetVolumeId()), "the device has grown, the filesystem in the sandbox has not",
 				"crustd tries again every minute; crustctl expand "+d.GetVolumeId()+" says what stops it")...)
 		}
 	}
-	return unless(findings, fmt.Sprintf("%d volumes are deferred, and their sandboxes are of this boot", len(n.Deferrals)))
+	return unless(findings, fmt.Sprintf("%d volumes are deferred; those that sandboxes hold are there", len(n.Deferrals)))
 }

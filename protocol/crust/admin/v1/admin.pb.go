@@ -488,7 +488,8 @@ type Deferral struct {
 	Driver string `protobuf:"bytes,2,opt,name=driver,proto3" json:"driver,omitempty"`
 	// The CSI volume id.
 	VolumeId string `protobuf:"bytes,3,opt,name=volume_id,json=volumeId,proto3" json:"volume_id,omitempty"`
-	// Where it is in its life: publishing, published, claimed, mounted, unpublishing.
+	// Where it is in its life: publishing, published, claimed, mounted, breached,
+	// unpublishing.
 	Phase string `protobuf:"bytes,4,opt,name=phase,proto3" json:"phase,omitempty"`
 	// The runtime handler.
 	Handler string `protobuf:"bytes,5,opt,name=handler,proto3" json:"handler,omitempty"`
@@ -729,7 +730,9 @@ type Sandbox struct {
 	// Since when it holds the deferral.
 	Since *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=since,proto3" json:"since,omitempty"`
 	// The boot id of the kernel under which it was registered; empty if its handler has found it by itself.
-	BootId        string `protobuf:"bytes,6,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"`
+	BootId string `protobuf:"bytes,6,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"`
+	// Why the sandbox runs without the volume, if it does; empty if it does not, as far as is known.
+	Breach        string `protobuf:"bytes,7,opt,name=breach,proto3" json:"breach,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -802,6 +805,13 @@ func (x *Sandbox) GetSince() *timestamppb.Timestamp {
 func (x *Sandbox) GetBootId() string {
 	if x != nil {
 		return x.BootId
+	}
+	return ""
+}
+
+func (x *Sandbox) GetBreach() string {
+	if x != nil {
+		return x.Breach
 	}
 	return ""
 }
@@ -1606,14 +1616,15 @@ const file_crust_admin_v1_admin_proto_rawDesc = "" +
 	"\x03Pod\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
-	"\x04name\x18\x03 \x01(\tR\x04name\"\xac\x01\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\"\xc4\x01\n" +
 	"\aSandbox\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
 	"\aruntime\x18\x02 \x01(\tR\aruntime\x12\x18\n" +
 	"\aaddress\x18\x03 \x01(\tR\aaddress\x12\x12\n" +
 	"\x04pids\x18\x04 \x03(\x03R\x04pids\x120\n" +
 	"\x05since\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x17\n" +
-	"\aboot_id\x18\x06 \x01(\tR\x06bootId\"(\n" +
+	"\aboot_id\x18\x06 \x01(\tR\x06bootId\x12\x16\n" +
+	"\x06breach\x18\a \x01(\tR\x06breach\"(\n" +
 	"\x12GetDeferralRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"\x80\x02\n" +
 	"\x13GetDeferralResponse\x124\n" +
