@@ -8,11 +8,14 @@ import (
 	"github.com/containerd/errdefs"
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	poolv1 "crust.dev/crust/protocol/crust/pool/v1"
 )
 
 // register registers the services of the plugin's mode.
 func (p *Plugin) register(server *grpc.Server, s *store) {
 	csi.RegisterIdentityServer(server, &identity{name: p.cfg.DriverName, version: p.cfg.Version, store: s})
+	poolv1.RegisterPoolServer(server, &status{store: s, driver: p.cfg.DriverName, directory: p.cfg.PoolDir})
 	if p.cfg.Mode.controller() {
 		c := &controller{store: s}
 		csi.RegisterControllerServer(server, c)

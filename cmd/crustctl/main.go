@@ -28,6 +28,9 @@ A volume is named by its target path, by its volume id, or by its pod: the pod's
 		gcCommand(o),
 		statusCommand(o),
 		doctorCommand(o),
+		poolCommand(o),
+		volumesCommand(o),
+		snapshotsCommand(o),
 	)
 	return root
 }

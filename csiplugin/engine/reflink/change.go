@@ -134,7 +134,7 @@ func (e *Engine) Grow(_ context.Context, name engine.Name, size int64) error {
 
 // Erase punches one hole into the whole file, under a lease that keeps everybody else out.
 func (e *Engine) Erase(ctx context.Context, name engine.Name) error {
-	return e.exclusively(ctx, name, func(f *os.File) error {
+	return e.exclusively(ctx, name, os.O_RDWR, func(f *os.File) error {
 		info, err := f.Stat()
 		if err != nil {
 			return fmt.Errorf("erase object %s: %w", name, err)
@@ -157,8 +157,13 @@ func (e *Engine) Erase(ctx context.Context, name engine.Name) error {
 
 // Delete unlinks the file, under a lease that keeps everybody else out.
 func (e *Engine) Delete(ctx context.Context, name engine.Name) error {
-	err := e.exclusively(ctx, name, func(*os.File) error {
-		if err := os.Remove(e.Path(name)); err != nil {
+	err := e.exclusively(ctx, name, os.O_RDONLY, func(f *os.File) error {
+		err := setImmutable(f, false)
+		crashpoint.At(ctx, "object unsealed")
+		if err == nil {
+			err = os.Remove(e.Path(name))
+		}
+		if err != nil {
 			return fmt.Errorf("delete object %s: %w", name, err)
 		}
 		return nil

@@ -15,13 +15,13 @@ import (
 
 // Idle asks for a write lease and gives it back.
 func (e *Engine) Idle(ctx context.Context, name engine.Name) error {
-	return e.exclusively(ctx, name, func(*os.File) error { return nil })
+	return e.exclusively(ctx, name, os.O_RDONLY, func(*os.File) error { return nil })
 }
 
 // exclusively calls f while nobody but this call has the object open, or can open it. ErrFailedPrecondition if somebody
-// has.
-func (e *Engine) exclusively(ctx context.Context, name engine.Name, f func(*os.File) error) error {
-	file, err := e.open(name, os.O_RDWR)
+// has. The mode is what f needs; a sealed object can only be opened for reading.
+func (e *Engine) exclusively(ctx context.Context, name engine.Name, mode int, f func(*os.File) error) error {
+	file, err := e.open(name, mode)
 	if err != nil {
 		return err
 	}

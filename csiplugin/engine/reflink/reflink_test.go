@@ -24,13 +24,15 @@ func TestConformance(t *testing.T) {
 	priv.Root(t)
 	for _, fstype := range []string{"xfs", "btrfs"} {
 		t.Run(fstype, func(t *testing.T) {
-			enginetest.Run(t, func(t *testing.T) engine.Engine {
+			open := func(t *testing.T) engine.Engine {
 				e, err := reflink.Open(scratch.Filesystem(t, fstype, 320<<20))
 				if err != nil {
 					t.Fatal(err)
 				}
 				return e
-			})
+			}
+			enginetest.Run(t, open)
+			enginetest.RunChanges(t, open)
 		})
 	}
 }

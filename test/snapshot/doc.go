@@ -1,0 +1,3 @@
+// Package snapshot tests what snapshots of volumes are worth whose filesystems are mounted in running microVMs, with the
+// commands as they are shipped.
+package snapshot
