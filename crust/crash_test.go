@@ -28,6 +28,8 @@ import (
 	"crust.dev/crust/protocol/rpc/crashpoint"
 	"crust.dev/crust/runtimehandler"
 	"crust.dev/crust/runtimehandler/cli"
+	"crust.dev/crust/runtimehandler/kata"
+	"crust.dev/crust/runtimehandler/kata/assist"
 	"crust.dev/crust/runtimehandler/remote"
 	"crust.dev/crust/runtimehandler/shim"
 )
@@ -94,8 +96,15 @@ func handlers(cliRoot string) []runtimehandler.Handler {
 	if err != nil {
 		panic(err)
 	}
-	return []runtimehandler.Handler{remote.Handler{}, h}
+	k, err := kata.New(kata.Config{Root: kataRoot(cliRoot), HostAssist: []assist.Step{assist.Format, assist.Grow}, ProofTimeout: time.Millisecond})
+	if err != nil {
+		panic(err)
+	}
+	return []runtimehandler.Handler{remote.Handler{}, h, k}
 }
+
+// kataRoot is where Kata's part of the node's filesystem is.
+func kataRoot(cliRoot string) string { return cliRoot + "-kata" }
 
 // startChild runs the daemon in a process of its own that dies in the at-th place. The context ends when it does; the
 // function ends it, and says where it has died.
@@ -195,13 +204,15 @@ func (n *node) world(s *sandbox) world {
 	for _, target := range targets {
 		w.Seals[n.plain(target)] = sealed(target)
 	}
-	if err := filepath.WalkDir(n.path("run"), func(path string, d os.DirEntry, err error) error {
-		if err == nil && !d.IsDir() {
-			w.Files = append(w.Files, d.Name())
+	for _, dir := range []string{n.path("run"), kataRoot(n.path("run"))} {
+		if err := filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
+			if err == nil && !d.IsDir() {
+				w.Files = append(w.Files, d.Name())
+			}
+			return nil
+		}); err != nil {
+			n.t.Fatal(err)
 		}
-		return nil
-	}); err != nil {
-		n.t.Fatal(err)
 	}
 	if s != nil {
 		w.GuestSize = s.deviceSize()
@@ -231,6 +242,10 @@ func operations() []operation {
 		req := publishRequest("v1", n.target("pod1"))
 		req.VolumeContext["crust.dev/handler"] = "cli"
 		_, err := n.csi().NodePublishVolume(ctx, req)
+		return err
+	}
+	publishKata := func(ctx context.Context, n *node, _ *sandbox) error {
+		_, err := n.csi().NodePublishVolume(ctx, kataRequest("v1", n.target("pod1")))
 		return err
 	}
 	onHost := func(ctx context.Context, n *node, _ *sandbox) error {
@@ -293,6 +308,7 @@ func operations() []operation {
 	return []operation{
 		{"publish", after(nothing), publish},
 		{"publish for a command-line runtime", after(nothing), publishCLI},
+		{"publish for Kata", after(nothing), publishKata},
 		{"publish on the host", after(nothing), onHost},
 		{"claim", after(publish), claim},
 		{"report as bound", after(publish, claim), mount},
@@ -302,6 +318,8 @@ func operations() []operation {
 		{"unpublish what was never mounted", after(publish), unpublish},
 		{"unpublish what was mounted", after(publish, mount, release), unpublish},
 		{"unpublish from a command-line runtime", after(publishCLI), unpublish},
+		{"unpublish from Kata", after(publishKata), unpublish},
+		{"expand before a Kata sandbox", after(publishKata), expand},
 		{"unpublish on the host", after(onHost), unpublish},
 		{"RuntimeStageVolume", after(nothing), stage},
 		{"RuntimeUnstageVolume", after(stage), unstage},
@@ -351,7 +369,7 @@ func TestKill(t *testing.T) {
 // the pod's directory goes. Nothing may be left.
 func TestKillAndNobodyCalls(t *testing.T) {
 	for _, op := range operations() {
-		if op.name != "publish" && op.name != "unpublish what was mounted" && op.name != "publish for a command-line runtime" {
+		if op.name != "publish" && op.name != "unpublish what was mounted" && op.name != "publish for a command-line runtime" && op.name != "publish for Kata" && op.name != "unpublish from Kata" {
 			continue
 		}
 		t.Run(op.name, func(t *testing.T) {

@@ -29,6 +29,7 @@ import (
 	"crust.dev/crust/protocol/csi/deferred"
 	"crust.dev/crust/protocol/rpc"
 	"crust.dev/crust/runtimehandler"
+	"crust.dev/crust/runtimehandler/kata/assist"
 	"crust.dev/crust/runtimehandler/remote"
 	"crust.dev/crust/runtimehandler/shim"
 	"crust.dev/crust/test/priv"
@@ -340,6 +341,7 @@ type shimProcess struct {
 const shimEnv = "CRUST_TEST_SHIM"
 
 func TestMain(m *testing.M) {
+	assist.Main()
 	if text := os.Getenv(daemonEnv); text != "" {
 		runDaemon(text)
 	}

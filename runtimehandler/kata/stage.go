@@ -240,7 +240,7 @@ func (h *Handler) needed(d runtimehandler.Deferral, again bool) (assist.Work, er
 	if err != nil {
 		return work, fmt.Errorf("volume %s: %w", d.VolumeID, err)
 	}
-	blank := d.Format && d.Blankness != runtimehandler.BlanknessUnknown && !again
+	blank := d.Format && d.Blankness != runtimehandler.BlanknessUnknown && !again && found.FSType != d.FSType
 	need := func(step assist.Step, why string) error {
 		if !h.may(step) {
 			return fmt.Errorf("volume %s: %s, which Kata's agent does not do, and crustd may not: add %q to hostAssist of handler %s in crustd's configuration: %w",

@@ -18,20 +18,27 @@ type Node struct {
 	sandboxes map[string]*Sandbox
 }
 
-// New makes a node. Nothing of Kata's is there until a sandbox starts.
+// New makes a node in a directory of its own. Nothing of Kata's is there until a sandbox starts.
 func New(t testing.TB) *Node {
 	t.Helper()
 	root, err := os.MkdirTemp("", "k") // short, for sockets
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(root); err != nil {
+			t.Error(err)
+		}
+	})
+	return At(t, root)
+}
+
+// At makes a node in a directory of the caller's. Its sandboxes end with the test.
+func At(t testing.TB, root string) *Node {
 	n := &Node{t: t, Root: root, sandboxes: map[string]*Sandbox{}}
 	t.Cleanup(func() {
 		for _, s := range n.all() {
 			s.Stop()
-		}
-		if err := os.RemoveAll(root); err != nil {
-			t.Error(err)
 		}
 	})
 	return n

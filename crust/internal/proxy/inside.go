@@ -69,17 +69,22 @@ func validRange(r *csi.CapacityRange) error {
 	return nil
 }
 
-// NodeGetVolumeHealth is that of CSI: what the driver knows, and for a deferral also what is wrong inside the sandbox.
+// NodeGetVolumeHealth is that of CSI: what the driver knows, if it knows anything, and for a deferral also what is wrong
+// inside the sandbox.
 func (n *node) NodeGetVolumeHealth(ctx context.Context, req *csi.NodeGetVolumeHealthRequest) (*csi.NodeGetVolumeHealthResponse, error) {
-	resp, err := n.provider.Node().NodeGetVolumeHealth(ctx, req)
-	if err != nil {
-		return nil, rpc.Relay(err)
-	}
 	driver, err := n.provider.Name(ctx)
 	if err != nil {
 		return nil, err
 	}
-	for _, rec := range n.deferrals.OfVolume(driver, req.GetVolumeId()) {
+	records := n.deferrals.OfVolume(driver, req.GetVolumeId())
+	resp, err := n.provider.Node().NodeGetVolumeHealth(ctx, req)
+	if len(records) > 0 && errdefs.IsNotImplemented(rpc.FromWire(err)) {
+		resp, err = &csi.NodeGetVolumeHealthResponse{}, nil
+	}
+	if err != nil {
+		return nil, rpc.Relay(err)
+	}
+	for _, rec := range records {
 		if path := req.GetVolumePublishPath(); path != "" && path != rec.Deferral.TargetPath {
 			continue
 		}
