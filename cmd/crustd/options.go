@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"slices"
 
 	"github.com/containerd/errdefs"
 	"github.com/spf13/pflag"
@@ -16,6 +15,7 @@ import (
 	"crust.dev/crust/crust"
 	"crust.dev/crust/crust/configfile"
 	"crust.dev/crust/protocol/rpc"
+	"crust.dev/crust/runtimehandler"
 	"crust.dev/crust/runtimehandler/remote"
 )
 
@@ -29,9 +29,6 @@ const (
 	// adminSocket is the name of the admin socket, which is beside the one for shims.
 	adminSocket = "admin.sock"
 )
-
-// reloaded are the keys of the file that need no restart.
-var reloaded = []string{"log", "policy", "runtimeClasses"}
 
 // options are the flags. Those that the file has a key for count only if they are set.
 type options struct {
@@ -87,7 +84,7 @@ func (o *options) load(w io.Writer) (crust.Config, error) {
 			return crust.Config{}, err
 		}
 	}
-	config, err := o.build(file)
+	config, err := o.build(file, nil)
 	if err != nil {
 		return config, err
 	}
@@ -101,41 +98,14 @@ func (o *options) load(w io.Writer) (crust.Config, error) {
 		return config, err
 	}
 	if o.config != "" {
-		config.File = &crust.File{Path: o.config, Read: func() (crust.Update, error) { return o.reload(file) }}
+		r := &reloader{options: o, started: file, handlers: config.Handlers}
+		config.File = &crust.File{Path: o.config, Read: r.read}
 	}
 	return config, nil
 }
 
-// reload reads the file again. It is as strict as at the start.
-func (o *options) reload(started *configfile.File) (crust.Update, error) {
-	file, err := configfile.Read(o.config)
-	if err != nil {
-		return crust.Update{}, err
-	}
-	config, err := o.build(file)
-	if err != nil {
-		return crust.Update{}, err
-	}
-	level, err := o.level(file)
-	if err != nil {
-		return crust.Update{}, err
-	}
-	config.Log = slog.New(slog.DiscardHandler)
-	if _, err := crust.New(config); err != nil {
-		return crust.Update{}, err
-	}
-	restart := slices.DeleteFunc(configfile.Changes(started, file), func(key string) bool { return slices.Contains(reloaded, key) })
-	if file.Log.Format != started.Log.Format {
-		restart = append(restart, "log.format")
-	}
-	return crust.Update{
-		Settings: crust.Settings{DefaultPolicy: config.DefaultPolicy, RuntimeClasses: config.RuntimeClasses, LogLevel: level},
-		Restart:  restart,
-	}, nil
-}
-
-// build puts file, flags and defaults together.
-func (o *options) build(file *configfile.File) (crust.Config, error) {
+// build puts file, flags and defaults together. It makes the handlers of the file unless there are some already.
+func (o *options) build(file *configfile.File, existing []runtimehandler.Handler) (crust.Config, error) {
 	drivers, err := o.drivers(file)
 	if err != nil {
 		return crust.Config{}, err
@@ -163,7 +133,9 @@ func (o *options) build(file *configfile.File) (crust.Config, error) {
 	if o.flags.Changed("admin-endpoint") {
 		config.AdminEndpoint = o.adminEndpoint
 	}
-	config.Handlers, err = handlers(file, config)
+	if config.Handlers = existing; existing == nil {
+		config.Handlers, err = handlers(file, config)
+	}
 	return config, err
 }
 
