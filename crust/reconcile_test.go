@@ -2,6 +2,7 @@ package crust_test
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -10,6 +11,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 
+	"crust.dev/crust/crust/internal/seal"
 	"crust.dev/crust/protocol/csi/deferred"
 )
 
@@ -54,7 +56,12 @@ func TestReboot(t *testing.T) {
 
 	t.Run("seals are renewed before anybody asks", func(t *testing.T) {
 		for _, target := range []string{bound, idle} {
-			n.logged("resealed", target)
+			eventually(t, "the seal of "+target, func() error {
+				if intact, err := seal.Intact(target); err != nil || !intact {
+					return fmt.Errorf("intact: %t, error %w", intact, err)
+				}
+				return nil
+			})
 			if !sealed(target) {
 				t.Errorf("%s is not sealed", target)
 			}
