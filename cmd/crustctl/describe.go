@@ -18,7 +18,7 @@ func describeCommand(o *options) *cobra.Command {
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: o.completeNames,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return o.admin(cmd.Context(), func(ctx context.Context, c adminv1.AdminClient) error {
+			return o.admin(cmd, func(ctx context.Context, c adminv1.AdminClient) error {
 				resp, err := c.GetDeferral(ctx, &adminv1.GetDeferralRequest{Name: args[0]})
 				if err != nil {
 					return err

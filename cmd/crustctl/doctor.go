@@ -32,7 +32,7 @@ found an error, which is something that keeps deferred volumes from working; war
 				return fmt.Errorf("--admin-endpoint: %w", err)
 			}
 			n.AdminSocket, n.Version = socket, command.Version()
-			o.ask(cmd.Context(), &n)
+			o.ask(cmd, &n)
 			report := doctor.Examine(cmd.Context(), n)
 			if err := o.format.Print(cmd.OutOrStdout(), report, reportView(report)); err != nil {
 				return err
@@ -51,10 +51,10 @@ found an error, which is something that keeps deferred volumes from working; war
 }
 
 // ask has crustd say what it knows.
-func (o *options) ask(ctx context.Context, n *doctor.Node) {
+func (o *options) ask(cmd *cobra.Command, n *doctor.Node) {
 	patient := *o
 	patient.timeout = min(o.timeout, doctorPatience)
-	n.DaemonErr = patient.call(ctx, func(ctx context.Context, c adminv1.AdminClient) error {
+	n.DaemonErr = patient.call(cmd.Context(), func() func() { return patience(cmd) }, func(ctx context.Context, c adminv1.AdminClient) error {
 		status, err := c.GetStatus(ctx, &adminv1.GetStatusRequest{})
 		if err != nil {
 			return err

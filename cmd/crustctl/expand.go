@@ -21,7 +21,7 @@ ever shrinks.`,
 		ValidArgsFunction: o.completeNames,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			req.Name = args[0]
-			return o.admin(cmd.Context(), func(ctx context.Context, c adminv1.AdminClient) error {
+			return o.admin(cmd, func(ctx context.Context, c adminv1.AdminClient) error {
 				resp, err := c.ExpandDeferral(ctx, req)
 				if err != nil {
 					return err

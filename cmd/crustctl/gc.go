@@ -20,7 +20,7 @@ renewed. A volume that something has open is never taken back. With --dry-run it
 what is stale on a runtime's side is only found by doing it.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return o.admin(cmd.Context(), func(ctx context.Context, c adminv1.AdminClient) error {
+			return o.admin(cmd, func(ctx context.Context, c adminv1.AdminClient) error {
 				resp, err := c.Reconcile(ctx, req)
 				if err != nil {
 					return err

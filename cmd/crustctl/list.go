@@ -16,7 +16,7 @@ func listCommand(o *options) *cobra.Command {
 		Short:   "List the volumes whose filesystems are mounted in sandboxes, whatever the runtime",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return o.admin(cmd.Context(), func(ctx context.Context, c adminv1.AdminClient) error {
+			return o.admin(cmd, func(ctx context.Context, c adminv1.AdminClient) error {
 				resp, err := c.ListDeferrals(ctx, &adminv1.ListDeferralsRequest{})
 				if err != nil {
 					return err

@@ -42,18 +42,23 @@ func (o *options) age(t time.Time) string {
 	return output.Age(now().Sub(t))
 }
 
-// admin calls crustd. The errors of fn are those of the calls that it has made.
-func (o *options) admin(ctx context.Context, fn func(context.Context, adminv1.AdminClient) error) error {
-	return explain(o.endpoint, o.call(ctx, fn))
+// admin calls crustd, and keeps whoever waits at a terminal informed. The errors of fn are those of the calls that it has
+// made.
+func (o *options) admin(cmd *cobra.Command, fn func(context.Context, adminv1.AdminClient) error) error {
+	return explain(o.endpoint, o.call(cmd.Context(), func() func() { return patience(cmd) }, fn))
 }
 
-// call is admin without advice.
-func (o *options) call(ctx context.Context, fn func(context.Context, adminv1.AdminClient) error) (err error) {
+// call is admin without advice. began is called when a call begins, and what it returns when that has ended.
+func (o *options) call(ctx context.Context, began func() (ended func()), fn func(context.Context, adminv1.AdminClient) error) (err error) {
 	path, err := rpc.ParseEndpoint(o.endpoint)
 	if err != nil {
 		return fmt.Errorf("--admin-endpoint: %w", err)
 	}
-	conn, err := rpc.Dial(path, grpc.WithChainUnaryInterceptor(fromWire))
+	around := func(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+		defer began()()
+		return fromWire(ctx, method, req, reply, conn, invoke, opts...)
+	}
+	conn, err := rpc.Dial(path, grpc.WithChainUnaryInterceptor(around))
 	if err != nil {
 		return err
 	}
@@ -91,7 +96,7 @@ func (o *options) completeNames(cmd *cobra.Command, _ []string, _ string) ([]str
 			names = append(names, name+"\t"+output.Printable(description))
 		}
 	}
-	err := o.admin(ctx, func(ctx context.Context, c adminv1.AdminClient) error {
+	err := o.call(ctx, func() func() { return func() {} }, func(ctx context.Context, c adminv1.AdminClient) error {
 		resp, err := c.ListDeferrals(ctx, &adminv1.ListDeferralsRequest{})
 		for _, d := range resp.GetDeferrals() {
 			offer(d.GetVolumeId(), pod(d))

@@ -20,7 +20,7 @@ why, and the exit code is 1. A volume that no sandbox has mounted yet has no sta
 named.`,
 		ValidArgsFunction: o.completeNames,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return o.admin(cmd.Context(), func(ctx context.Context, c adminv1.AdminClient) error {
+			return o.admin(cmd, func(ctx context.Context, c adminv1.AdminClient) error {
 				resp, err := c.ListStats(ctx, &adminv1.ListStatsRequest{Names: args})
 				if err != nil {
 					return err

@@ -16,7 +16,7 @@ func statusCommand(o *options) *cobra.Command {
 		Short: "Show what crustd works with, and whether that is in order",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return o.admin(cmd.Context(), func(ctx context.Context, c adminv1.AdminClient) error {
+			return o.admin(cmd, func(ctx context.Context, c adminv1.AdminClient) error {
 				resp, err := c.GetStatus(ctx, &adminv1.GetStatusRequest{})
 				if err != nil {
 					return err

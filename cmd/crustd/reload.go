@@ -30,7 +30,7 @@ func (r *reloader) read() (crust.Update, error) {
 	if err != nil {
 		return crust.Update{}, err
 	}
-	if r.last == nil || len(configfile.Changes(r.last, file)) > 0 {
+	if r.last == nil || !r.last.SameText(file) {
 		r.update, r.err = r.evaluate(file)
 		r.last = file
 	}

@@ -198,6 +198,9 @@ log: {level: info}
 		if err != nil {
 			t.Fatal(err)
 		}
+		if a.SameText(b) != (name == "nothing") {
+			t.Errorf("%s: the text is the same: %t", name, a.SameText(b))
+		}
 		if diff := cmp.Diff(row.want, configfile.Changes(a, b)); diff != "" {
 			t.Errorf("%s: -want +got\n%s", name, diff)
 		}

@@ -93,7 +93,7 @@ func Read(path string) (*File, error) {
 
 // Parse reads a file's content. name is what errors call it. Its errors are those of Read.
 func Parse(name string, text []byte) (*File, error) {
-	f := &File{source: source{name: name, lines: map[string]int{}}}
+	f := &File{source: source{name: name, text: string(text), lines: map[string]int{}}}
 	root, err := f.parse(text)
 	if err != nil {
 		return nil, err
@@ -112,6 +112,7 @@ func Parse(name string, text []byte) (*File, error) {
 // source knows where in a file a value is.
 type source struct {
 	name  string
+	text  string
 	lines map[string]int // by path of keys ("drivers[0].endpoint")
 }
 
@@ -122,6 +123,9 @@ func (s source) Errorf(path, format string, args ...any) error {
 
 // Has says whether the file has a value at a path of keys.
 func (s source) Has(path string) bool { return s.lines[path] > 0 }
+
+// SameText says whether two files are the same to the letter, so that even lines in errors are the same.
+func (s source) SameText(other *File) bool { return s.text == other.text }
 
 func (s source) at(line int, text string) error { return &Error{File: s.name, Line: line, Text: text} }
 
