@@ -43,13 +43,7 @@ func Compare(ctx context.Context, base, target *os.File, from int64, emit func(e
 	if err != nil {
 		return err
 	}
-	out := joiner{emit: emit}
-	for from < c.target.size {
-		if from, err = c.step(ctx, from, out.add); err != nil {
-			return err
-		}
-	}
-	return out.flush()
+	return c.run(ctx, from, emit)
 }
 
 type comparison struct {
@@ -92,6 +86,16 @@ func newComparison(base, target *os.File) (*comparison, error) {
 	}
 	c.target, err = newFile(target)
 	return c, err
+}
+
+func (c *comparison) run(ctx context.Context, from int64, emit func(engine.Range) error) (err error) {
+	out := joiner{emit: emit}
+	for from < c.target.size {
+		if from, err = c.step(ctx, from, out.add); err != nil {
+			return err
+		}
+	}
+	return out.flush()
 }
 
 // tries is how often a part of the maps is read in the hope that it does not move meanwhile.

@@ -20,7 +20,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(scratch.Main(m)) }
 
-var histories = flag.Int("histories", 1000, "how many random histories each filesystem goes through")
+var histories = flag.Int("histories", 100, "how many random histories each filesystem goes through")
 
 const (
 	block  = 4096
