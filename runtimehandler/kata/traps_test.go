@@ -2,8 +2,6 @@ package kata_test
 
 import (
 	"context"
-	"encoding/base64"
-	"encoding/json"
 	"errors"
 	"os"
 	"path/filepath"
@@ -23,73 +21,6 @@ import (
 )
 
 // The traps of Kata's direct volumes, one test each. Where a trap is the runtime's, the stand-in has it.
-
-// now has every container's time for the proof over at once.
-const now = time.Nanosecond
-
-// volume makes a published volume of a pod, without a filesystem.
-func volume(t *testing.T, n *stand.Node, pod, name string) runtimehandler.Deferral {
-	t.Helper()
-	target := n.Path("pods", pod, "volumes/kubernetes.io~csi", name, "mount")
-	device := n.Path("images", name)
-	for _, dir := range []string{target, filepath.Dir(device)} {
-		if err := os.MkdirAll(dir, 0o750); err != nil {
-			t.Fatal(err)
-		}
-	}
-	const size = 64 << 20
-	if err := os.WriteFile(device, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Truncate(device, size); err != nil {
-		t.Fatal(err)
-	}
-	return runtimehandler.Deferral{Driver: "d", VolumeID: name, TargetPath: target, Device: device, Serial: "s", SizeBytes: size, FSType: "ext4"}
-}
-
-func mustStage(t *testing.T, h *kata.Handler, d runtimehandler.Deferral) {
-	t.Helper()
-	if err := h.Stage(t.Context(), d); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// use has a sandbox make a container with a volume at /data.
-func use(t *testing.T, s *stand.Sandbox, d runtimehandler.Deferral) stand.Outcome {
-	t.Helper()
-	out, err := s.CreateContainer("c-"+s.ID, stand.Mount{Source: d.TargetPath, Destination: "/data"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return out
-}
-
-func status(t *testing.T, h *kata.Handler, d runtimehandler.Deferral) runtimehandler.Status {
-	t.Helper()
-	st, err := h.Status(t.Context(), d.TargetPath, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return st
-}
-
-// isBreached checks that a deferral is breached in a sandbox, for a reason.
-func isBreached(t *testing.T, h *kata.Handler, d runtimehandler.Deferral, s *stand.Sandbox, reason string) {
-	t.Helper()
-	st := status(t, h, d)
-	if st.Sandbox == nil || st.Sandbox.ID != s.ID || st.Mounted || !strings.Contains(st.Breach, reason) {
-		t.Errorf("status %+v, want a breach in %s that says %q", st, s.ID, reason)
-	}
-}
-
-func has(t *testing.T, h *kata.Handler, d runtimehandler.Deferral, s *stand.Sandbox) runtimehandler.Sandbox {
-	t.Helper()
-	st := status(t, h, d)
-	if st.Sandbox == nil || st.Sandbox.ID != s.ID || !st.Mounted || st.Breach != "" {
-		t.Fatalf("status %+v, want it mounted in %s", st, s.ID)
-	}
-	return *st.Sandbox
-}
 
 // TestTrap01DisableBlockDeviceUse: the Go runtime since 3.26 ignores the record by default, and the pod would write to the
 // node's directory.
@@ -178,7 +109,10 @@ func TestTrap03NoEmptyDirectory(t *testing.T) {
 		}
 	}()
 	seen := 0
-	for range 2000 {
+	for deadline := time.Now().Add(time.Minute); seen < 100; {
+		if time.Now().After(deadline) {
+			t.Fatalf("the record was seen %d times only", seen)
+		}
 		dir, err := os.Open(n.RecordDir(d.TargetPath))
 		if errors.Is(err, os.ErrNotExist) {
 			continue
@@ -198,9 +132,6 @@ func TestTrap03NoEmptyDirectory(t *testing.T) {
 		if diff := cmp.Diff([]string{"mountInfo.json"}, names); diff != "" {
 			t.Fatalf("in the record's directory: %s", diff)
 		}
-	}
-	if seen == 0 {
-		t.Error("the record was never seen")
 	}
 	cancel()
 	<-done
@@ -415,257 +346,5 @@ func TestTrap10KeyIsResolvedAndShort(t *testing.T) {
 		if _, err := h.Status(t.Context(), d.TargetPath, nil); err != nil {
 			t.Errorf("status of %d bytes: %v", length, err)
 		}
-	}
-}
-
-// TestTrap11SubPath: the source of a subPath has no record, so Kata shares the directory.
-func TestTrap11SubPath(t *testing.T) {
-	priv.Root(t)
-	for _, kind := range []config.Runtime{config.Go, config.Rust} {
-		n := stand.New(t)
-		h := newHandler(t, n, kata.Config{ProofTimeout: now})
-		if h.Capabilities().SubPath {
-			t.Error("it is promised")
-		}
-		d := volume(t, n, "u1", "v1")
-		mustStage(t, h, d)
-		source := n.Path("pods/u1/volume-subpaths/v1/app/0")
-		if err := os.MkdirAll(source, 0o750); err != nil {
-			t.Fatal(err)
-		}
-		s := n.Start("s1", stand.Options{Runtime: kind}).Boot()
-		if out, err := s.CreateContainer("c", stand.Mount{Source: source, Destination: "/data"}); err != nil || out.Attached {
-			t.Fatalf("the stand-in is no trap: %+v, %v", out, err)
-		}
-		isBreached(t, h, d, s, "subPath")
-	}
-}
-
-// TestTrap12Rootless: runtime-rs looks for the record in the directory of a user that it has just made.
-func TestTrap12Rootless(t *testing.T) {
-	priv.Root(t)
-	n := stand.New(t)
-	h := newHandler(t, n, kata.Config{ProofTimeout: now})
-	d := volume(t, n, "u1", "v1")
-	mustStage(t, h, d)
-	s := n.Start("s1", stand.Options{Runtime: config.Rust, Rootless: true}).Boot()
-	if out := use(t, s, d); out.Attached {
-		t.Fatal("the stand-in is no trap")
-	}
-	isBreached(t, h, d, s, "rootless=true")
-}
-
-// TestTrap13StaleMarks: the marks of sandboxes that have died stay beside the record, and Kata's commands take the first.
-func TestTrap13StaleMarks(t *testing.T) {
-	n := stand.New(t)
-	h := newHandler(t, n, kata.Config{})
-	d := volume(t, n, "u1", "v1")
-	mustStage(t, h, d)
-	killed, stopped := n.Start("a-killed", stand.Options{}).Boot(), n.Start("b-stopped", stand.Options{}).Boot()
-	use(t, killed, d)
-	has(t, h, d, killed)
-	killed.Kill()
-	if st := status(t, h, d); st.Sandbox != nil {
-		t.Errorf("its shim is dead: %+v", st)
-	}
-	use(t, stopped, d)
-	stopped.Stop()
-	if st := status(t, h, d); st.Sandbox != nil {
-		t.Errorf("both are dead: %+v", st)
-	}
-	living := n.Start("c-living", stand.Options{}).Boot()
-	use(t, living, d)
-	if id, _ := n.SandboxOf(d.TargetPath); id != killed.ID {
-		t.Fatalf("the stand-in is no trap: first mark %q", id)
-	}
-	has(t, h, d, living)
-	if err := h.Unstage(t.Context(), d.TargetPath); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := os.Stat(n.RecordDir(d.TargetPath)); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("its marks have kept the record: %v", err)
-	}
-}
-
-// TestTrap14RustSocketBeforeGuest: the socket says nothing of the guest; errors close the connection; what there is of
-// statistics is for people.
-func TestTrap14RustSocketBeforeGuest(t *testing.T) {
-	n := stand.New(t)
-	endpoint, _ := n.ServeCRI()
-	h := newHandler(t, n, kata.Config{CRIEndpoint: endpoint, ProofTimeout: now})
-	d := volume(t, n, "u1", "v1")
-	mustStage(t, h, d)
-	s := n.Start("s1", stand.Options{Runtime: config.Rust, Pod: "u1"})
-	st := status(t, h, d)
-	if st.Sandbox == nil || st.Mounted || st.Breach != "" {
-		t.Errorf("before the guest is up: %+v, want a sandbox and nothing more", st)
-	}
-	if stats, err := h.Stats(t.Context(), d.TargetPath, *st.Sandbox); !errdefs.IsUnavailable(err) {
-		t.Errorf("stats before the guest is up: %+v, %v", stats, err)
-	}
-	s.Boot()
-	use(t, s, d)
-	stats, err := h.Stats(t.Context(), d.TargetPath, has(t, h, d, s))
-	if err != nil || stats.Bytes.Total != d.SizeBytes/16*15 || stats.Inodes.Total != 1000 {
-		t.Errorf("stats: %+v, %v", stats, err)
-	}
-}
-
-// TestTrap16ResizeIsNotImplemented: on both runtimes, old and new; what a later Kata may do is used.
-func TestTrap16ResizeIsNotImplemented(t *testing.T) {
-	for _, kind := range []config.Runtime{config.Go, config.Rust} {
-		for name, o := range map[string]stand.Options{"now": {}, "before 4.0": {OldAgent: true}, "later": {CanResize: true}} {
-			t.Run(string(kind)+" "+name, func(t *testing.T) {
-				n := stand.New(t)
-				h := newHandler(t, n, kata.Config{HostAssist: []assist.Step{assist.Grow}})
-				d := volume(t, n, "u1", "v1")
-				mustStage(t, h, d)
-				o.Runtime = kind
-				s := n.Start("s1", o).Boot()
-				use(t, s, d)
-				sandbox := has(t, h, d, s)
-				const grown = 256 << 20
-				if err := os.Truncate(d.Device, grown); err != nil {
-					t.Fatal(err)
-				}
-				size, err := h.Expand(t.Context(), d.TargetPath, sandbox, grown)
-				if o.CanResize {
-					if err != nil || size != grown {
-						t.Errorf("expand: %d, %v", size, err)
-					}
-					return
-				}
-				if !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "delete the pod") {
-					t.Errorf("expand: %d, %v, want a plan", size, err)
-				}
-			})
-		}
-	}
-	t.Run("one that lies", func(t *testing.T) {
-		n := stand.New(t)
-		h := newHandler(t, n, kata.Config{})
-		d := volume(t, n, "u1", "v1")
-		mustStage(t, h, d)
-		s := n.Start("s1", stand.Options{CanResize: true, Guest: liar{&stand.Memory{}}}).Boot()
-		use(t, s, d)
-		if err := os.Truncate(d.Device, 256<<20); err != nil {
-			t.Fatal(err)
-		}
-		if size, err := h.Expand(t.Context(), d.TargetPath, has(t, h, d, s), 256<<20); !errdefs.IsFailedPrecondition(err) {
-			t.Errorf("expand: %d, %v", size, err)
-		}
-	})
-}
-
-// liar says that it has resized.
-type liar struct{ *stand.Memory }
-
-func (liar) Resize(stand.Volume) error { return nil }
-
-// TestTrap18Reboot: /run is emptied while the kubelet's directories stay.
-func TestTrap18Reboot(t *testing.T) {
-	n := stand.New(t)
-	h := newHandler(t, n, kata.Config{})
-	d := volume(t, n, "u1", "v1")
-	mustStage(t, h, d)
-	use(t, n.Start("s1", stand.Options{}).Boot(), d)
-	n.Reboot()
-	if st := status(t, h, d); st.Sandbox != nil {
-		t.Errorf("after a reboot: %+v", st)
-	}
-	h = newHandler(t, n, kata.Config{})
-	if left, err := h.Sweep(t.Context(), []runtimehandler.Deferral{d}); err != nil || len(left) != 0 {
-		t.Errorf("sweep: %+v, %v", left, err)
-	}
-	s := n.Start("s2", stand.Options{}).Boot()
-	use(t, s, d)
-	has(t, h, d, s)
-}
-
-// TestTrap19Policy: a confidential guest denies statistics, which says nothing of the volume.
-func TestTrap19Policy(t *testing.T) {
-	for _, kind := range []config.Runtime{config.Go, config.Rust} {
-		n := stand.New(t)
-		h := newHandler(t, n, kata.Config{})
-		d := volume(t, n, "u1", "v1")
-		mustStage(t, h, d)
-		s := n.Start("s1", stand.Options{Runtime: kind, Policy: true}).Boot()
-		use(t, s, d)
-		_, err := h.Stats(t.Context(), d.TargetPath, has(t, h, d, s))
-		if !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "policy") {
-			t.Errorf("%s: %v", kind, err)
-		}
-	}
-}
-
-// TestLeftoversOfOthers: another driver's record is never changed, and our handlers leave each other alone.
-func TestLeftoversOfOthers(t *testing.T) {
-	n := stand.New(t)
-	h := newHandler(t, n, kata.Config{})
-	d := volume(t, n, "u1", "v1")
-	theirs, _ := json.Marshal(stand.Info{VolumeType: "directvol", Device: "/dev/sdf", FSType: "ext4", Metadata: map[string]string{"azure.csi.disk/volume-id": "x"}})
-	for _, dir := range []string{n.RecordDir(d.TargetPath), n.RecordDir("/elsewhere")} {
-		if err := os.MkdirAll(dir, 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(dir, "mountInfo.json"), theirs, 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := h.Stage(t.Context(), d); !errdefs.IsFailedPrecondition(err) {
-		t.Errorf("stage over another's record: %v", err)
-	}
-	if err := h.Unstage(t.Context(), d.TargetPath); err != nil {
-		t.Error(err)
-	}
-	other := newHandler(t, n, kata.Config{Name: "kata-rs", Runtime: config.Rust})
-	e := volume(t, n, "u2", "v2")
-	mustStage(t, other, e)
-	if left, err := h.Sweep(t.Context(), nil); err != nil || len(left) != 0 {
-		t.Errorf("sweep: %+v, %v", left, err)
-	}
-	all, err := n.Scan()
-	if err != nil || len(all) != 3 {
-		t.Errorf("records: %+v, %v", all, err)
-	}
-	for _, source := range []string{d.TargetPath, "/elsewhere"} {
-		if raw, err := os.ReadFile(filepath.Join(n.Records(), base64.URLEncoding.EncodeToString([]byte(source)), "mountInfo.json")); err != nil || string(raw) != string(theirs) {
-			t.Errorf("their record is now %q, %v", raw, err)
-		}
-	}
-}
-
-// TestScratchIsEmptied: what a process that was killed has left in the scratch directory goes.
-func TestScratchIsEmptied(t *testing.T) {
-	n := stand.New(t)
-	h := newHandler(t, n, kata.Config{})
-	scratch := n.Path("run/kata-containers/shared/crust-scratch-kata/x")
-	if err := os.MkdirAll(scratch, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := h.Sweep(t.Context(), nil); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := os.Stat(scratch); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("it is still there: %v", err)
-	}
-}
-
-// TestSweepDoesNotOverruleWhatIsNewer: the list that Sweep gets may be older than a Stage or an Unstage.
-func TestSweepDoesNotOverruleWhatIsNewer(t *testing.T) {
-	n := stand.New(t)
-	h := newHandler(t, n, kata.Config{})
-	a, b := volume(t, n, "u1", "v1"), volume(t, n, "u2", "v2")
-	mustStage(t, h, b)
-	if err := h.Unstage(t.Context(), b.TargetPath); err != nil {
-		t.Fatal(err)
-	}
-	mustStage(t, h, a)
-	if _, err := h.Sweep(t.Context(), []runtimehandler.Deferral{b}); err != nil {
-		t.Fatal(err)
-	}
-	all, err := n.Scan()
-	if _, ok := all[a.TargetPath]; err != nil || !ok || len(all) != 1 {
-		t.Errorf("after a sweep with an old list: %+v, %v", all, err)
 	}
 }
