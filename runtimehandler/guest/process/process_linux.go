@@ -28,6 +28,8 @@ type Spec struct {
 	Env   []string // NAME=value; on top of a PATH and a HOME
 	Dir   string   // absolute; empty is /
 	Stdin bool     // whether there is input; else it is empty
+	// Container makes it one of a container's; then Env is all there is. Nil: it is one of the guest's.
+	Container *Container
 }
 
 // Process is an open command.
@@ -35,6 +37,8 @@ type Process struct {
 	ID  string
 	PID int
 
+	spec           Spec
+	group          *group // of its container; nil: it is none of a container's
 	cmd            *exec.Cmd
 	stdin          *buffer // nil: none
 	stdout, stderr *buffer
@@ -49,14 +53,14 @@ type Process struct {
 	closed bool // closing is closed, and the number of the process may be somebody else's
 }
 
-// start starts a command. The goroutines that it starts end with [Process.end].
-func start(ctx context.Context, s Spec) (*Process, error) {
+// start starts a command, in a group if it has one. The goroutines that it starts end with [Process.end].
+func start(ctx context.Context, s Spec, g *group) (*Process, error) {
 	cmd, err := s.command()
 	if err != nil {
 		return nil, err
 	}
 	p := &Process{
-		cmd: cmd, stdout: newBuffer(), stderr: newBuffer(),
+		spec: s, group: g, cmd: cmd, stdout: newBuffer(), stderr: newBuffer(),
 		exited: make(chan struct{}), closing: make(chan struct{}), collected: make(chan struct{}),
 	}
 	theirs, err := p.openPipes(s.Stdin)
@@ -65,7 +69,11 @@ func start(ctx context.Context, s Spec) (*Process, error) {
 		closeAll(p.pipes)
 		return nil, fmt.Errorf("start %q: %w", s.Argv, err)
 	}
-	if err := cmd.Start(); err != nil {
+	launch := cmd.Start
+	if g != nil {
+		launch = func() error { return g.startIn(cmd) }
+	}
+	if err := launch(); err != nil {
 		closeAll(p.pipes)
 		return nil, startError(s, err)
 	}
@@ -83,6 +91,9 @@ func start(ctx context.Context, s Spec) (*Process, error) {
 }
 
 func (s Spec) command() (*exec.Cmd, error) {
+	if s.Container != nil {
+		return s.containerCommand()
+	}
 	env := append([]string{"PATH=" + command.Path, "HOME=/root"}, s.Env...)
 	dir := s.Dir
 	if dir == "" {
@@ -167,6 +178,9 @@ func closeAll(files []*os.File) {
 // watch waits for the first process to end, and collects it when nobody wants it any more.
 func (p *Process) watch() {
 	p.code = waitExit(p.PID)
+	if p.first() {
+		_ = p.group.kill() // the container ends with its first process
+	}
 	close(p.exited)
 	select {
 	case <-time.After(lingerTime):
@@ -177,8 +191,14 @@ func (p *Process) watch() {
 	_ = p.cmd.Wait() // its exit code is known; its number is free from here on
 	p.stop()
 	closeAll(p.pipes)
+	if p.first() {
+		p.group.remove()
+	}
 	close(p.collected)
 }
+
+// first says whether this is the first command of a container.
+func (p *Process) first() bool { return p.group != nil && p.spec.Container.Join == "" }
 
 // Read returns output, and waits for some, or for the end, until ctx ends. exited says that the command has ended and
 // that this was the last of its output.
@@ -219,12 +239,13 @@ func closedNow(c <-chan struct{}) bool {
 }
 
 // Write hands input over, all of it or none, and waits until there is room for it. ErrFailedPrecondition if the command
-// takes no input, or no more; ErrUnavailable if it does not read in time.
+// takes no input, or no more; ErrUnavailable if it does not read in time. The end alone needs no room and nobody who reads.
 func (p *Process) Write(ctx context.Context, data []byte, last bool) error {
 	if p.stdin == nil {
 		return fmt.Errorf("command %s was started without input: %w", p.ID, errdefs.ErrFailedPrecondition)
 	}
-	if !p.stdin.room(ctx, len(data)) {
+	onlyEnd := len(data) == 0 && last
+	if !onlyEnd && !p.stdin.room(ctx, len(data)) {
 		if ctx.Err() != nil {
 			return fmt.Errorf("command %s does not read its input; nothing of this was handed over: %w", p.ID, errdefs.ErrUnavailable)
 		}
@@ -238,20 +259,33 @@ func (p *Process) Write(ctx context.Context, data []byte, last bool) error {
 		p.stdin.data = append(p.stdin.data, data...)
 		p.stdin.ended = last
 	})
-	if closed && (len(data) > 0 || !last) {
+	if closed && !onlyEnd {
 		return fmt.Errorf("the input of command %s was closed: %w", p.ID, errdefs.ErrFailedPrecondition)
 	}
 	return nil
 }
 
-// Signal sends a signal to the command's process group. What has ended takes no notice.
+// KillAll kills every process of the container whose first command this is. ErrFailedPrecondition if it is another's.
+func (p *Process) KillAll() error {
+	if !p.first() {
+		return fmt.Errorf("command %s is not the first of a container: %w", p.ID, errdefs.ErrFailedPrecondition)
+	}
+	return p.group.kill()
+}
+
+// Signal sends a signal to the command's process group, or, in a container, to the command alone. What has ended takes no
+// notice.
 func (p *Process) Signal(sig unix.Signal) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {
 		return nil
 	}
-	if err := unix.Kill(-p.PID, sig); err != nil && !errors.Is(err, unix.ESRCH) {
+	to := -p.PID
+	if p.group != nil {
+		to = p.PID
+	}
+	if err := unix.Kill(to, sig); err != nil && !errors.Is(err, unix.ESRCH) {
 		return fmt.Errorf("signal command %s: %w", p.ID, err)
 	}
 	return nil
@@ -260,7 +294,11 @@ func (p *Process) Signal(sig unix.Signal) error {
 // end kills the process group and waits until the first process is collected. ErrUnavailable if it does not die before
 // ctx ends: it waits in the kernel for a device, or for a frozen filesystem. It is collected whenever it does die.
 func (p *Process) end(ctx context.Context) error {
-	if err := p.Signal(unix.SIGKILL); err != nil {
+	err := p.Signal(unix.SIGKILL)
+	if p.first() {
+		err = p.group.kill()
+	}
+	if err != nil {
 		return err
 	}
 	p.mu.Lock()

@@ -117,6 +117,9 @@ func TestInput(t *testing.T) {
 	if out, _, code := drain(t, p); out != "abend\n" || code != 0 {
 		t.Errorf("%q, %d", out, code)
 	}
+	if err := p.Write(t.Context(), nil, true); err != nil {
+		t.Errorf("the end, to a command that has ended: %v", err)
+	}
 	if err := begin(t, table, false, "cat").Write(t.Context(), []byte("x"), false); !errors.Is(err, errdefs.ErrFailedPrecondition) {
 		t.Errorf("input for a command without: %v", err)
 	}

@@ -1,6 +1,7 @@
 package process
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,6 +18,9 @@ const MaxOpen = 64
 
 // Table has the open commands.
 type Table struct {
+	// Cgroups is where control groups of version 2 are mounted; empty is DefaultCgroups. Only containers need them.
+	Cgroups string
+
 	mu       sync.Mutex
 	open     map[string]*Process
 	starting int // being started, which may take as long as a filesystem takes to answer
@@ -30,20 +34,60 @@ func (t *Table) Start(ctx context.Context, s Spec) (*Process, error) {
 	if err := t.reserve(); err != nil {
 		return nil, err
 	}
-	p, err := start(ctx, s)
+	id := t.nextID()
+	p, err := t.startIn(ctx, s, id)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.starting--
 	if err != nil {
 		return nil, err
 	}
-	t.last++
-	p.ID = strconv.Itoa(t.last)
+	p.ID = id
 	if t.open == nil {
 		t.open = map[string]*Process{}
 	}
 	t.open[p.ID] = p
 	return p, nil
+}
+
+func (t *Table) nextID() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.last++
+	return strconv.Itoa(t.last)
+}
+
+// startIn starts a command, in the container that it belongs to.
+func (t *Table) startIn(ctx context.Context, s Spec, id string) (*Process, error) {
+	switch {
+	case s.Container == nil:
+		return start(ctx, s, nil)
+	case s.Container.Join == "":
+		g, err := newGroup(cmp.Or(t.Cgroups, DefaultCgroups), "crust-"+id)
+		if err != nil {
+			return nil, err
+		}
+		p, err := start(ctx, s, g)
+		if err != nil {
+			g.remove()
+		}
+		return p, err
+	}
+	first, err := t.Get(s.Container.Join)
+	if err != nil {
+		return nil, err
+	}
+	if !first.first() || first.spec.Container.Root != s.Container.Root {
+		return nil, fmt.Errorf("command %s is not the first of a container with root %s: %w", first.ID, s.Container.Root, errdefs.ErrFailedPrecondition)
+	}
+	if closedNow(first.exited) {
+		return nil, fmt.Errorf("the container has ended: %w", errdefs.ErrFailedPrecondition)
+	}
+	p, err := start(ctx, s, first.group)
+	if err == nil && closedNow(first.exited) {
+		_ = first.group.kill() // it may have come after the killing of all others
+	}
+	return p, err
 }
 
 func (t *Table) reserve() error {
