@@ -26,8 +26,8 @@ const childVariable = "CRUST_TEST_CSI_CHILD"
 // order is what a child has to do: serve, and kill itself in the At-th place of a call of Method, or of the start if that
 // is empty. A negative At is never.
 type order struct {
-	Endpoint, Pool, Method string
-	At                     int
+	Endpoint, Pool, Method, Crustd string
+	At                             int
 }
 
 func runChild() {
@@ -37,7 +37,7 @@ func runChild() {
 		os.Exit(2)
 	}
 	p, err := csiplugin.New(csiplugin.Config{
-		Endpoint: o.Endpoint, NodeID: "node-1", PoolDir: o.Pool, Mode: csiplugin.ModeAll,
+		Endpoint: o.Endpoint, NodeID: "node-1", PoolDir: o.Pool, Crustd: o.Crustd, Mode: csiplugin.ModeAll,
 		DriverName: csiplugin.DefaultDriverName, Version: "test", Log: slog.New(slog.NewTextHandler(os.Stderr, nil)),
 	})
 	if err != nil {
@@ -68,7 +68,7 @@ func runChild() {
 // command is the test binary as a plugin.
 func (h *host) command(o order) (child *exec.Cmd, places io.Reader) {
 	h.t.Helper()
-	o.Endpoint, o.Pool = h.cfg.Endpoint, h.pool
+	o.Endpoint, o.Pool, o.Crustd = h.cfg.Endpoint, h.pool, h.cfg.Crustd
 	text, err := json.Marshal(o)
 	if err != nil {
 		h.t.Fatal(err)

@@ -101,6 +101,16 @@ func (c *consistency) thaw(ctx context.Context, ids []string) error {
 	return nil
 }
 
+// release thaws what a process that died may have left frozen, if anything. It would thaw by itself, too, but later.
+func (c *consistency) release(ctx context.Context, ids []string) {
+	if c.client == nil {
+		return
+	}
+	if err := c.thaw(ctx, ids); err != nil {
+		rpc.Logger(ctx).DebugContext(ctx, "nothing was left frozen", rpc.LogError, err)
+	}
+}
+
 // writers are, of volumes that are held, the ids of those that a sandbox may be writing to. Others that somebody may be
 // writing to cannot be brought to rest; restless says, for each, why.
 func (s *store) writers(ctx context.Context, held []catalog.Volume) (sandboxed, restless []string, err error) {

@@ -2,6 +2,7 @@ package csiplugin_test
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -44,6 +45,13 @@ func TestAFullPool(t *testing.T) {
 				t.Errorf("creating volumes ends with %v", full)
 			}
 			wantCode(t, staged.publish("t"), codes.ResourceExhausted)
+			for i := 0; ; i++ {
+				_, err := h.control.CreateSnapshot(h.call(), &csi.CreateSnapshotRequest{Name: fmt.Sprint("s", i), SourceVolumeId: used.id})
+				if err != nil || i > 3000 {
+					wantCode(t, err, codes.ResourceExhausted)
+					break
+				}
+			}
 			health, err := h.node.NodeGetVolumeHealth(h.call(), &csi.NodeGetVolumeHealthRequest{VolumeId: used.id})
 			if got := health.GetVolumeHealth().GetHealthStatuses(); err != nil || len(got) != 1 || got[0].GetReason() != "PoolFull" {
 				t.Errorf("the health is %v, %v", health, err)

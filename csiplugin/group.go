@@ -232,6 +232,15 @@ func (s *store) settleGroup(ctx context.Context, group catalog.Group) error {
 	if group.State == catalog.Ready {
 		return nil
 	}
+	if group.State == catalog.Creating {
+		members, err := s.members(group)
+		if err != nil {
+			return err
+		}
+		for _, member := range members { // one by one: those that were not frozen must not keep the others
+			s.quiet.release(ctx, []string{member.Volume.String()})
+		}
+	}
 	if err := s.removeGroup(ctx, group); err != nil {
 		return err
 	}

@@ -121,6 +121,55 @@ func TestAFilesystemConsistentSnapshot(t *testing.T) {
 	v.giveBack("v")
 }
 
+// TestWhatADeadProcessLeftFrozenIsThawed kills the plugin between freezing and thawing.
+func TestWhatADeadProcessLeftFrozenIsThawed(t *testing.T) {
+	h, d := newHostWithDaemon(t)
+	v, w := h.sandboxed("v"), h.sandboxed("w")
+	for name, c := range map[string]struct {
+		method string
+		call   func() error
+		thawed int
+	}{
+		"snapshot": {csi.Controller_CreateSnapshot_FullMethodName, func() error {
+			_, err := h.control.CreateSnapshot(h.call(), &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: v.id, Parameters: filesystemConsistent})
+			return err
+		}, 1},
+		"group snapshot": {csi.GroupController_CreateVolumeGroupSnapshot_FullMethodName, func() error {
+			_, err := h.groupSnapshot("g", v.id, w.id)
+			return err
+		}, 2},
+	} {
+		h.stop()
+		end := h.startChild(c.method, 1)
+		wantCode(t, c.call(), codes.Unavailable)
+		if place := end(); place != "filesystems frozen" {
+			t.Fatalf("%s: killed at %q", name, place)
+		}
+		d.events = nil
+		h.start()
+		if n := len(d.events); n != c.thawed || d.events[0] != "thaw 1" {
+			t.Errorf("%s: got %q, want %d thawed", name, d.events, c.thawed)
+		}
+		must(t, c.call())
+	}
+	v.giveBack("v")
+	w.giveBack("w")
+}
+
+// TestACloneOfASandboxedVolume clones while the sandbox has it.
+func TestACloneOfASandboxedVolume(t *testing.T) {
+	h := newHost(t, "xfs")
+	v := h.sandboxed("v")
+	f, err := os.Open(v.file())
+	must(t, err)
+	clone := h.clone("clone", volumeSource(v.id), 0)
+	if got := read(t, clone.file())[mib]; got != 'v' {
+		t.Errorf("the clone has %q", got)
+	}
+	must(t, f.Close())
+	v.giveBack("v")
+}
+
 func TestWithoutADaemonNothingIsCalledConsistent(t *testing.T) {
 	h := newHost(t, "xfs")
 	v := h.sandboxed("v")

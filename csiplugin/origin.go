@@ -79,7 +79,7 @@ func (s *store) cuttable(ctx context.Context, v catalog.Volume) error {
 	if n.Formatting {
 		return precondition("the making of volume %s's filesystem was interrupted; publish it once, then its filesystem is whole", v.ID)
 	}
-	return s.flush(v, n)
+	return s.blame(ctx, s.flush(v, n))
 }
 
 // flush writes what the host's caches have of a volume that is published on the host: first the filesystem's, then the

@@ -168,9 +168,9 @@ func TestPowerCuts(t *testing.T) {
 			disk.Cut(t, n, cut, lost)
 			unmount := mount(cut)
 			again := *w
-			must(t, again.afterCut(n, begun, answered, fmt.Sprintf("cut after %d of %d, %s", n, end, name)))
+			err := again.afterCut(n, begun, answered, fmt.Sprintf("cut after %d of %d, %s", n, end, name))
 			unmount()
-			must(t, os.Remove(cut))
+			must(t, err, os.Remove(cut))
 		}
 	}
 }

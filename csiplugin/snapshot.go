@@ -193,7 +193,10 @@ func (s *store) cut(ctx context.Context, snaps []catalog.Snapshot, frozen []stri
 	}
 	defer func() { err = errors.Join(err, thaw(ctx)) }()
 	crashpoint.At(ctx, "filesystems frozen")
-	now := time.Now().UTC()
+	now, err := s.cutTime(snaps)
+	if err != nil {
+		return err
+	}
 	for i, snap := range snaps {
 		snap.State, snap.Created = catalog.Ready, now
 		note, err := snapshotLabel(snap, g)
@@ -204,6 +207,9 @@ func (s *store) cut(ctx context.Context, snaps []catalog.Snapshot, frozen []stri
 			return err
 		}
 		crashpoint.At(ctx, "snapshot cut")
+		if err := s.seal(ctx, snap); err != nil {
+			return err
+		}
 		snaps[i] = snap
 	}
 	return nil
@@ -282,6 +288,9 @@ func (s *store) removeSnapshot(ctx context.Context, snap catalog.Snapshot) error
 func (s *store) settleSnapshot(ctx context.Context, snap catalog.Snapshot) error {
 	if snap.State == catalog.Ready {
 		return nil
+	}
+	if snap.State == catalog.Creating {
+		s.quiet.release(ctx, []string{snap.Volume.String()})
 	}
 	if err := s.removeSnapshot(ctx, snap); err != nil {
 		return err
