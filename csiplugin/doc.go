@@ -25,6 +25,13 @@
 // A record that another boot of the machine made (by the kernel's boot id) is not a use: its mounts are gone and its
 // sandboxes too. It stands in nobody's way, and is set up again when the same is to be published.
 //
-// At most one call works on a volume at a time; another one is ABORTED. What has to survive a kill is written before it is
-// done and completed, or undone, by the next call for that volume or the next start (settle.go).
+// A snapshot, a clone and a restored volume are objects of their own that share blocks with what they were made from, and
+// need it no more. Cutting is the engine's Clone; around it, what the host's caches have is written back, and, where the CO
+// wants it or several volumes are cut at once, crustd freezes the filesystems in their sandboxes (consistency.go). What
+// consistency was asked for and cannot be had is refused.
+//
+// At most one call works on a volume at a time; another one is ABORTED. Calls that only read a volume, as cutting does,
+// share it. Cutting can take minutes, so it goes on when its caller has given up (jobs.go), and whoever asks again is told
+// so. What has to survive a kill is written before it is done and completed, or undone, by the next call for that volume or
+// the next start (settle.go). Each object carries its record as a label, from which [Repair] makes a lost catalog anew.
 package csiplugin
