@@ -2,7 +2,9 @@ package guest
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/containerd/errdefs"
 
@@ -42,6 +44,35 @@ func (a *Agent) BindPath(ctx context.Context, req *guestv1.BindPathRequest) (*gu
 	}
 	v.binds = append(v.binds, b)
 	return &guestv1.BindPathResponse{}, nil
+}
+
+// UnbindPath is that of the API.
+func (a *Agent) UnbindPath(ctx context.Context, req *guestv1.UnbindPathRequest) (*guestv1.UnbindPathResponse, error) {
+	if err := checkPath("destination", req.GetDestination()); err != nil {
+		return nil, err
+	}
+	v, release, err := a.acquireMounted(ctx, req.GetMountPath())
+	if errors.Is(err, errdefs.ErrNotFound) {
+		return &guestv1.UnbindPathResponse{}, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	i := slices.IndexFunc(v.binds, func(b bind) bool { return b.destination == req.GetDestination() })
+	if i < 0 {
+		return &guestv1.UnbindPathResponse{}, nil
+	}
+	b := v.binds[i]
+	if err := patiently(ctx, func() error { return filesystem.Unmount(b.destination) }); err != nil {
+		return nil, v.busy(err)
+	}
+	if b.made {
+		v.made = append(v.made, b.destination)
+	}
+	v.binds = slices.Delete(v.binds, i, i+1)
+	a.releaseDestination(b.destination)
+	return &guestv1.UnbindPathResponse{}, nil
 }
 
 func (v *volume) bind(b *bind) error {

@@ -2,8 +2,10 @@ package guest
 
 import (
 	"context"
+	"fmt"
 	"time"
 
+	"github.com/containerd/errdefs"
 	"golang.org/x/sys/unix"
 
 	guestv1 "crust.dev/crust/protocol/crust/guest/v1"
@@ -18,6 +20,16 @@ func (a *Agent) StartExec(ctx context.Context, req *guestv1.StartExecRequest) (*
 	spec, err := checkExec(req)
 	if err != nil {
 		return nil, err
+	}
+	if c := req.GetContainer(); c != nil {
+		v, release, err := a.acquireMounted(ctx, c.GetRoot())
+		if err != nil {
+			return nil, err
+		}
+		defer release()
+		if v.root == nil {
+			return nil, fmt.Errorf("the volume at %s is no container's root filesystem; prepare it first: %w", v.path, errdefs.ErrFailedPrecondition)
+		}
 	}
 	p, err := a.commands.Start(ctx, spec)
 	if err != nil {
@@ -66,7 +78,15 @@ func (a *Agent) SignalExec(_ context.Context, req *guestv1.SignalExecRequest) (*
 	if err != nil {
 		return nil, err
 	}
-	if err := p.Signal(unix.Signal(req.GetSignal())); err != nil {
+	if req.GetAll() {
+		if unix.Signal(req.GetSignal()) != unix.SIGKILL {
+			return nil, invalid("signal %d for all processes: want %d", req.GetSignal(), unix.SIGKILL)
+		}
+		err = p.KillAll()
+	} else {
+		err = p.Signal(unix.Signal(req.GetSignal()))
+	}
+	if err != nil {
 		return nil, err
 	}
 	return &guestv1.SignalExecResponse{}, nil

@@ -52,6 +52,12 @@ func (a *Agent) unmount(ctx context.Context, v *volume) error {
 		v.binds = v.binds[:len(v.binds)-1]
 		a.releaseDestination(b.destination)
 	}
+	if v.root != nil {
+		if err := v.root.takeDown(ctx); err != nil {
+			return v.busy(err)
+		}
+		v.root = nil
+	}
 	if !v.leaving {
 		if err := patiently(ctx, func() error { return filesystem.Unmount(v.path) }); err != nil {
 			return v.busy(err)

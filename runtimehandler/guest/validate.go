@@ -142,5 +142,39 @@ func checkExec(req *guestv1.StartExecRequest) (process.Spec, error) {
 	if s.Dir != "" && (!path.IsAbs(s.Dir) || strings.ContainsRune(s.Dir, 0)) {
 		return s, invalid("cwd %q: want an absolute path", s.Dir)
 	}
+	c := req.GetContainer()
+	if c == nil {
+		return s, nil
+	}
+	if err := checkPath("container.root", c.GetRoot()); err != nil {
+		return s, err
+	}
+	for _, id := range append([]uint32{c.GetUid(), c.GetGid()}, c.GetAdditionalGids()...) {
+		if id == math.MaxUint32 {
+			return s, invalid("user or group %d is none: setuid(2) takes it for no change", id)
+		}
+	}
+	s.Container = &process.Container{Root: c.GetRoot(), UID: c.GetUid(), GID: c.GetGid(), Groups: c.GetAdditionalGids(), Join: c.GetJoin()}
 	return s, nil
+}
+
+// checkRoot accepts what a root filesystem can be made of.
+func checkRoot(req *guestv1.PrepareRootRequest) ([]filesystem.RootMount, error) {
+	if err := checkPath("mount_path", req.GetMountPath()); err != nil {
+		return nil, err
+	}
+	odd := func(r rune) bool {
+		return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("._-", r))
+	}
+	var mounts []filesystem.RootMount
+	for _, m := range req.GetMounts() {
+		if err := checkPath("destination", m.GetDestination()); err != nil {
+			return nil, err
+		}
+		if name := m.GetShared(); strings.ContainsFunc(name, odd) || name == "." || name == ".." || len(name) > 255 {
+			return nil, invalid("shared %q: want letters, digits, '.', '_' and '-'", name)
+		}
+		mounts = append(mounts, filesystem.RootMount{Destination: m.GetDestination(), Shared: m.GetShared(), ReadOnly: m.GetReadOnly()})
+	}
+	return mounts, nil
 }

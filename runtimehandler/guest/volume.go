@@ -30,6 +30,9 @@ type volume struct {
 	leaving bool
 	// binds are where else the volume appears, in the order in which that came about. Guarded by the lock.
 	binds []bind
+	// root is what was mounted beneath it because it is a container's root filesystem; nil: it is none. Guarded by the
+	// lock.
+	root *root
 	// made are the places that were made for mounts that are removed by now. Guarded by the lock.
 	made []string
 
@@ -53,6 +56,12 @@ type bind struct {
 	subPath, destination string
 	readOnly             bool
 	made                 bool // the destination was made for it
+}
+
+// root is what makes a volume a container's root filesystem.
+type root struct {
+	request *guestv1.PrepareRootRequest
+	mounts  []string // mount points, in the order in which they came about
 }
 
 // frozen is a freeze that ends by itself.

@@ -1196,6 +1196,256 @@ func (*BindPathResponse) Descriptor() ([]byte, []int) {
 	return file_crust_guest_v1_guest_proto_rawDescGZIP(), []int{17}
 }
 
+// UnbindPathRequest names a bind mount.
+type UnbindPathRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The volume's mount path. Required.
+	MountPath string `protobuf:"bytes,1,opt,name=mount_path,json=mountPath,proto3" json:"mount_path,omitempty"`
+	// As in BindPathRequest. Required.
+	Destination   string `protobuf:"bytes,2,opt,name=destination,proto3" json:"destination,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UnbindPathRequest) Reset() {
+	*x = UnbindPathRequest{}
+	mi := &file_crust_guest_v1_guest_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UnbindPathRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UnbindPathRequest) ProtoMessage() {}
+
+func (x *UnbindPathRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_crust_guest_v1_guest_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UnbindPathRequest.ProtoReflect.Descriptor instead.
+func (*UnbindPathRequest) Descriptor() ([]byte, []int) {
+	return file_crust_guest_v1_guest_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *UnbindPathRequest) GetMountPath() string {
+	if x != nil {
+		return x.MountPath
+	}
+	return ""
+}
+
+func (x *UnbindPathRequest) GetDestination() string {
+	if x != nil {
+		return x.Destination
+	}
+	return ""
+}
+
+// UnbindPathResponse is empty.
+type UnbindPathResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UnbindPathResponse) Reset() {
+	*x = UnbindPathResponse{}
+	mi := &file_crust_guest_v1_guest_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UnbindPathResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UnbindPathResponse) ProtoMessage() {}
+
+func (x *UnbindPathResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_crust_guest_v1_guest_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UnbindPathResponse.ProtoReflect.Descriptor instead.
+func (*UnbindPathResponse) Descriptor() ([]byte, []int) {
+	return file_crust_guest_v1_guest_proto_rawDescGZIP(), []int{19}
+}
+
+// PrepareRootRequest says what a container's root filesystem is made of.
+type PrepareRootRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The mount path of the volume that has the root filesystem. Required.
+	MountPath string `protobuf:"bytes,1,opt,name=mount_path,json=mountPath,proto3" json:"mount_path,omitempty"`
+	// What is mounted beneath it, in this order.
+	Mounts        []*RootMount `protobuf:"bytes,2,rep,name=mounts,proto3" json:"mounts,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PrepareRootRequest) Reset() {
+	*x = PrepareRootRequest{}
+	mi := &file_crust_guest_v1_guest_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PrepareRootRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PrepareRootRequest) ProtoMessage() {}
+
+func (x *PrepareRootRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_crust_guest_v1_guest_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PrepareRootRequest.ProtoReflect.Descriptor instead.
+func (*PrepareRootRequest) Descriptor() ([]byte, []int) {
+	return file_crust_guest_v1_guest_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *PrepareRootRequest) GetMountPath() string {
+	if x != nil {
+		return x.MountPath
+	}
+	return ""
+}
+
+func (x *PrepareRootRequest) GetMounts() []*RootMount {
+	if x != nil {
+		return x.Mounts
+	}
+	return nil
+}
+
+// RootMount is something of the guest's own that a container sees.
+type RootMount struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Where, as a path in the container; absolute, clean and without symbolic links. Required.
+	Destination string `protobuf:"bytes,1,opt,name=destination,proto3" json:"destination,omitempty"`
+	// The name of a directory in the guest's memory: letters, digits, '.', '_' and '-'. All containers that name it see the
+	// same; it is made with mode 0777 and stays until the guest ends. Empty: what the root filesystem has at the
+	// destination.
+	Shared string `protobuf:"bytes,2,opt,name=shared,proto3" json:"shared,omitempty"`
+	// Whether the container cannot write to it.
+	ReadOnly      bool `protobuf:"varint,3,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RootMount) Reset() {
+	*x = RootMount{}
+	mi := &file_crust_guest_v1_guest_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RootMount) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RootMount) ProtoMessage() {}
+
+func (x *RootMount) ProtoReflect() protoreflect.Message {
+	mi := &file_crust_guest_v1_guest_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RootMount.ProtoReflect.Descriptor instead.
+func (*RootMount) Descriptor() ([]byte, []int) {
+	return file_crust_guest_v1_guest_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *RootMount) GetDestination() string {
+	if x != nil {
+		return x.Destination
+	}
+	return ""
+}
+
+func (x *RootMount) GetShared() string {
+	if x != nil {
+		return x.Shared
+	}
+	return ""
+}
+
+func (x *RootMount) GetReadOnly() bool {
+	if x != nil {
+		return x.ReadOnly
+	}
+	return false
+}
+
+// PrepareRootResponse is empty.
+type PrepareRootResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PrepareRootResponse) Reset() {
+	*x = PrepareRootResponse{}
+	mi := &file_crust_guest_v1_guest_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PrepareRootResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PrepareRootResponse) ProtoMessage() {}
+
+func (x *PrepareRootResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_crust_guest_v1_guest_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PrepareRootResponse.ProtoReflect.Descriptor instead.
+func (*PrepareRootResponse) Descriptor() ([]byte, []int) {
+	return file_crust_guest_v1_guest_proto_rawDescGZIP(), []int{22}
+}
+
 // StartExecRequest is a command to run.
 type StartExecRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1206,14 +1456,16 @@ type StartExecRequest struct {
 	// The working directory; empty is "/".
 	Cwd string `protobuf:"bytes,3,opt,name=cwd,proto3" json:"cwd,omitempty"`
 	// Whether WriteExec will be used; else standard input is empty.
-	Stdin         bool `protobuf:"varint,4,opt,name=stdin,proto3" json:"stdin,omitempty"`
+	Stdin bool `protobuf:"varint,4,opt,name=stdin,proto3" json:"stdin,omitempty"`
+	// What makes the command one of a container's; unset: it is one of the guest's.
+	Container     *ContainerProcess `protobuf:"bytes,5,opt,name=container,proto3" json:"container,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StartExecRequest) Reset() {
 	*x = StartExecRequest{}
-	mi := &file_crust_guest_v1_guest_proto_msgTypes[18]
+	mi := &file_crust_guest_v1_guest_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1225,7 +1477,7 @@ func (x *StartExecRequest) String() string {
 func (*StartExecRequest) ProtoMessage() {}
 
 func (x *StartExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_guest_v1_guest_proto_msgTypes[18]
+	mi := &file_crust_guest_v1_guest_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1238,7 +1490,7 @@ func (x *StartExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartExecRequest.ProtoReflect.Descriptor instead.
 func (*StartExecRequest) Descriptor() ([]byte, []int) {
-	return file_crust_guest_v1_guest_proto_rawDescGZIP(), []int{18}
+	return file_crust_guest_v1_guest_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *StartExecRequest) GetArgv() []string {
@@ -1269,6 +1521,98 @@ func (x *StartExecRequest) GetStdin() bool {
 	return false
 }
 
+func (x *StartExecRequest) GetContainer() *ContainerProcess {
+	if x != nil {
+		return x.Container
+	}
+	return nil
+}
+
+// ContainerProcess is a command with a root filesystem, a user and a fate of its own. Its environment is what the request
+// says and nothing else. Signals go to the command itself and not to its process group.
+type ContainerProcess struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The mount path of a volume that was prepared as root filesystem. argv and cwd are paths in it. Required.
+	Root string `protobuf:"bytes,1,opt,name=root,proto3" json:"root,omitempty"`
+	// The user that it runs as.
+	Uid uint32 `protobuf:"varint,2,opt,name=uid,proto3" json:"uid,omitempty"`
+	// Its group.
+	Gid uint32 `protobuf:"varint,3,opt,name=gid,proto3" json:"gid,omitempty"`
+	// Its further groups.
+	AdditionalGids []uint32 `protobuf:"varint,4,rep,packed,name=additional_gids,json=additionalGids,proto3" json:"additional_gids,omitempty"`
+	// The command that it joins, as a name from StartExecResponse; that must have the same root. When that one ends,
+	// everything ends that joined it. Empty: it is a container's first command, and when it ends, everything ends that it
+	// has started.
+	Join          string `protobuf:"bytes,5,opt,name=join,proto3" json:"join,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ContainerProcess) Reset() {
+	*x = ContainerProcess{}
+	mi := &file_crust_guest_v1_guest_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ContainerProcess) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ContainerProcess) ProtoMessage() {}
+
+func (x *ContainerProcess) ProtoReflect() protoreflect.Message {
+	mi := &file_crust_guest_v1_guest_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ContainerProcess.ProtoReflect.Descriptor instead.
+func (*ContainerProcess) Descriptor() ([]byte, []int) {
+	return file_crust_guest_v1_guest_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *ContainerProcess) GetRoot() string {
+	if x != nil {
+		return x.Root
+	}
+	return ""
+}
+
+func (x *ContainerProcess) GetUid() uint32 {
+	if x != nil {
+		return x.Uid
+	}
+	return 0
+}
+
+func (x *ContainerProcess) GetGid() uint32 {
+	if x != nil {
+		return x.Gid
+	}
+	return 0
+}
+
+func (x *ContainerProcess) GetAdditionalGids() []uint32 {
+	if x != nil {
+		return x.AdditionalGids
+	}
+	return nil
+}
+
+func (x *ContainerProcess) GetJoin() string {
+	if x != nil {
+		return x.Join
+	}
+	return ""
+}
+
 // StartExecResponse names the command.
 type StartExecResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1282,7 +1626,7 @@ type StartExecResponse struct {
 
 func (x *StartExecResponse) Reset() {
 	*x = StartExecResponse{}
-	mi := &file_crust_guest_v1_guest_proto_msgTypes[19]
+	mi := &file_crust_guest_v1_guest_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1294,7 +1638,7 @@ func (x *StartExecResponse) String() string {
 func (*StartExecResponse) ProtoMessage() {}
 
 func (x *StartExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_guest_v1_guest_proto_msgTypes[19]
+	mi := &file_crust_guest_v1_guest_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1307,7 +1651,7 @@ func (x *StartExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartExecResponse.ProtoReflect.Descriptor instead.
 func (*StartExecResponse) Descriptor() ([]byte, []int) {
-	return file_crust_guest_v1_guest_proto_rawDescGZIP(), []int{19}
+	return file_crust_guest_v1_guest_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *StartExecResponse) GetExecId() string {
@@ -1337,7 +1681,7 @@ type ReadExecRequest struct {
 
 func (x *ReadExecRequest) Reset() {
 	*x = ReadExecRequest{}
-	mi := &file_crust_guest_v1_guest_proto_msgTypes[20]
+	mi := &file_crust_guest_v1_guest_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1349,7 +1693,7 @@ func (x *ReadExecRequest) String() string {
 func (*ReadExecRequest) ProtoMessage() {}
 
 func (x *ReadExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_guest_v1_guest_proto_msgTypes[20]
+	mi := &file_crust_guest_v1_guest_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1362,7 +1706,7 @@ func (x *ReadExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadExecRequest.ProtoReflect.Descriptor instead.
 func (*ReadExecRequest) Descriptor() ([]byte, []int) {
-	return file_crust_guest_v1_guest_proto_rawDescGZIP(), []int{20}
+	return file_crust_guest_v1_guest_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ReadExecRequest) GetExecId() string {
@@ -1396,7 +1740,7 @@ type ReadExecResponse struct {
 
 func (x *ReadExecResponse) Reset() {
 	*x = ReadExecResponse{}
-	mi := &file_crust_guest_v1_guest_proto_msgTypes[21]
+	mi := &file_crust_guest_v1_guest_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1408,7 +1752,7 @@ func (x *ReadExecResponse) String() string {
 func (*ReadExecResponse) ProtoMessage() {}
 
 func (x *ReadExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_guest_v1_guest_proto_msgTypes[21]
+	mi := &file_crust_guest_v1_guest_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1421,7 +1765,7 @@ func (x *ReadExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadExecResponse.ProtoReflect.Descriptor instead.
 func (*ReadExecResponse) Descriptor() ([]byte, []int) {
-	return file_crust_guest_v1_guest_proto_rawDescGZIP(), []int{21}
+	return file_crust_guest_v1_guest_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ReadExecResponse) GetStdout() []byte {
@@ -1467,7 +1811,7 @@ type WriteExecRequest struct {
 
 func (x *WriteExecRequest) Reset() {
 	*x = WriteExecRequest{}
-	mi := &file_crust_guest_v1_guest_proto_msgTypes[22]
+	mi := &file_crust_guest_v1_guest_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1479,7 +1823,7 @@ func (x *WriteExecRequest) String() string {
 func (*WriteExecRequest) ProtoMessage() {}
 
 func (x *WriteExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_guest_v1_guest_proto_msgTypes[22]
+	mi := &file_crust_guest_v1_guest_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1492,7 +1836,7 @@ func (x *WriteExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteExecRequest.ProtoReflect.Descriptor instead.
 func (*WriteExecRequest) Descriptor() ([]byte, []int) {
-	return file_crust_guest_v1_guest_proto_rawDescGZIP(), []int{22}
+	return file_crust_guest_v1_guest_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *WriteExecRequest) GetExecId() string {
@@ -1525,7 +1869,7 @@ type WriteExecResponse struct {
 
 func (x *WriteExecResponse) Reset() {
 	*x = WriteExecResponse{}
-	mi := &file_crust_guest_v1_guest_proto_msgTypes[23]
+	mi := &file_crust_guest_v1_guest_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1537,7 +1881,7 @@ func (x *WriteExecResponse) String() string {
 func (*WriteExecResponse) ProtoMessage() {}
 
 func (x *WriteExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_guest_v1_guest_proto_msgTypes[23]
+	mi := &file_crust_guest_v1_guest_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1550,7 +1894,7 @@ func (x *WriteExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteExecResponse.ProtoReflect.Descriptor instead.
 func (*WriteExecResponse) Descriptor() ([]byte, []int) {
-	return file_crust_guest_v1_guest_proto_rawDescGZIP(), []int{23}
+	return file_crust_guest_v1_guest_proto_rawDescGZIP(), []int{29}
 }
 
 // SignalExecRequest is a signal for a command.
@@ -1559,14 +1903,16 @@ type SignalExecRequest struct {
 	// From StartExecResponse. Required.
 	ExecId string `protobuf:"bytes,1,opt,name=exec_id,json=execId,proto3" json:"exec_id,omitempty"`
 	// The number of the signal.
-	Signal        uint32 `protobuf:"varint,2,opt,name=signal,proto3" json:"signal,omitempty"`
+	Signal uint32 `protobuf:"varint,2,opt,name=signal,proto3" json:"signal,omitempty"`
+	// Whether it is for every process of the command's container; only for a container's first command, and only SIGKILL.
+	All           bool `protobuf:"varint,3,opt,name=all,proto3" json:"all,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SignalExecRequest) Reset() {
 	*x = SignalExecRequest{}
-	mi := &file_crust_guest_v1_guest_proto_msgTypes[24]
+	mi := &file_crust_guest_v1_guest_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1578,7 +1924,7 @@ func (x *SignalExecRequest) String() string {
 func (*SignalExecRequest) ProtoMessage() {}
 
 func (x *SignalExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_guest_v1_guest_proto_msgTypes[24]
+	mi := &file_crust_guest_v1_guest_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1591,7 +1937,7 @@ func (x *SignalExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignalExecRequest.ProtoReflect.Descriptor instead.
 func (*SignalExecRequest) Descriptor() ([]byte, []int) {
-	return file_crust_guest_v1_guest_proto_rawDescGZIP(), []int{24}
+	return file_crust_guest_v1_guest_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *SignalExecRequest) GetExecId() string {
@@ -1608,6 +1954,13 @@ func (x *SignalExecRequest) GetSignal() uint32 {
 	return 0
 }
 
+func (x *SignalExecRequest) GetAll() bool {
+	if x != nil {
+		return x.All
+	}
+	return false
+}
+
 // SignalExecResponse is empty.
 type SignalExecResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1617,7 +1970,7 @@ type SignalExecResponse struct {
 
 func (x *SignalExecResponse) Reset() {
 	*x = SignalExecResponse{}
-	mi := &file_crust_guest_v1_guest_proto_msgTypes[25]
+	mi := &file_crust_guest_v1_guest_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1629,7 +1982,7 @@ func (x *SignalExecResponse) String() string {
 func (*SignalExecResponse) ProtoMessage() {}
 
 func (x *SignalExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_guest_v1_guest_proto_msgTypes[25]
+	mi := &file_crust_guest_v1_guest_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1642,7 +1995,7 @@ func (x *SignalExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignalExecResponse.ProtoReflect.Descriptor instead.
 func (*SignalExecResponse) Descriptor() ([]byte, []int) {
-	return file_crust_guest_v1_guest_proto_rawDescGZIP(), []int{25}
+	return file_crust_guest_v1_guest_proto_rawDescGZIP(), []int{31}
 }
 
 // CloseExecRequest names a command.
@@ -1656,7 +2009,7 @@ type CloseExecRequest struct {
 
 func (x *CloseExecRequest) Reset() {
 	*x = CloseExecRequest{}
-	mi := &file_crust_guest_v1_guest_proto_msgTypes[26]
+	mi := &file_crust_guest_v1_guest_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1668,7 +2021,7 @@ func (x *CloseExecRequest) String() string {
 func (*CloseExecRequest) ProtoMessage() {}
 
 func (x *CloseExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_guest_v1_guest_proto_msgTypes[26]
+	mi := &file_crust_guest_v1_guest_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1681,7 +2034,7 @@ func (x *CloseExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseExecRequest.ProtoReflect.Descriptor instead.
 func (*CloseExecRequest) Descriptor() ([]byte, []int) {
-	return file_crust_guest_v1_guest_proto_rawDescGZIP(), []int{26}
+	return file_crust_guest_v1_guest_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *CloseExecRequest) GetExecId() string {
@@ -1700,7 +2053,7 @@ type CloseExecResponse struct {
 
 func (x *CloseExecResponse) Reset() {
 	*x = CloseExecResponse{}
-	mi := &file_crust_guest_v1_guest_proto_msgTypes[27]
+	mi := &file_crust_guest_v1_guest_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1712,7 +2065,7 @@ func (x *CloseExecResponse) String() string {
 func (*CloseExecResponse) ProtoMessage() {}
 
 func (x *CloseExecResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_guest_v1_guest_proto_msgTypes[27]
+	mi := &file_crust_guest_v1_guest_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1725,7 +2078,7 @@ func (x *CloseExecResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseExecResponse.ProtoReflect.Descriptor instead.
 func (*CloseExecResponse) Descriptor() ([]byte, []int) {
-	return file_crust_guest_v1_guest_proto_rawDescGZIP(), []int{27}
+	return file_crust_guest_v1_guest_proto_rawDescGZIP(), []int{33}
 }
 
 // ShutdownRequest is empty.
@@ -1737,7 +2090,7 @@ type ShutdownRequest struct {
 
 func (x *ShutdownRequest) Reset() {
 	*x = ShutdownRequest{}
-	mi := &file_crust_guest_v1_guest_proto_msgTypes[28]
+	mi := &file_crust_guest_v1_guest_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1749,7 +2102,7 @@ func (x *ShutdownRequest) String() string {
 func (*ShutdownRequest) ProtoMessage() {}
 
 func (x *ShutdownRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_guest_v1_guest_proto_msgTypes[28]
+	mi := &file_crust_guest_v1_guest_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1762,7 +2115,7 @@ func (x *ShutdownRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShutdownRequest.ProtoReflect.Descriptor instead.
 func (*ShutdownRequest) Descriptor() ([]byte, []int) {
-	return file_crust_guest_v1_guest_proto_rawDescGZIP(), []int{28}
+	return file_crust_guest_v1_guest_proto_rawDescGZIP(), []int{34}
 }
 
 // ShutdownResponse is empty.
@@ -1774,7 +2127,7 @@ type ShutdownResponse struct {
 
 func (x *ShutdownResponse) Reset() {
 	*x = ShutdownResponse{}
-	mi := &file_crust_guest_v1_guest_proto_msgTypes[29]
+	mi := &file_crust_guest_v1_guest_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1786,7 +2139,7 @@ func (x *ShutdownResponse) String() string {
 func (*ShutdownResponse) ProtoMessage() {}
 
 func (x *ShutdownResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_crust_guest_v1_guest_proto_msgTypes[29]
+	mi := &file_crust_guest_v1_guest_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1799,7 +2152,7 @@ func (x *ShutdownResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShutdownResponse.ProtoReflect.Descriptor instead.
 func (*ShutdownResponse) Descriptor() ([]byte, []int) {
-	return file_crust_guest_v1_guest_proto_rawDescGZIP(), []int{29}
+	return file_crust_guest_v1_guest_proto_rawDescGZIP(), []int{35}
 }
 
 var File_crust_guest_v1_guest_proto protoreflect.FileDescriptor
@@ -1882,12 +2235,33 @@ const file_crust_guest_v1_guest_proto_rawDesc = "" +
 	"\bsub_path\x18\x02 \x01(\tR\asubPath\x12 \n" +
 	"\vdestination\x18\x03 \x01(\tR\vdestination\x12\x1b\n" +
 	"\tread_only\x18\x04 \x01(\bR\breadOnly\"\x12\n" +
-	"\x10BindPathResponse\"`\n" +
+	"\x10BindPathResponse\"T\n" +
+	"\x11UnbindPathRequest\x12\x1d\n" +
+	"\n" +
+	"mount_path\x18\x01 \x01(\tR\tmountPath\x12 \n" +
+	"\vdestination\x18\x02 \x01(\tR\vdestination\"\x14\n" +
+	"\x12UnbindPathResponse\"f\n" +
+	"\x12PrepareRootRequest\x12\x1d\n" +
+	"\n" +
+	"mount_path\x18\x01 \x01(\tR\tmountPath\x121\n" +
+	"\x06mounts\x18\x02 \x03(\v2\x19.crust.guest.v1.RootMountR\x06mounts\"b\n" +
+	"\tRootMount\x12 \n" +
+	"\vdestination\x18\x01 \x01(\tR\vdestination\x12\x16\n" +
+	"\x06shared\x18\x02 \x01(\tR\x06shared\x12\x1b\n" +
+	"\tread_only\x18\x03 \x01(\bR\breadOnly\"\x15\n" +
+	"\x13PrepareRootResponse\"\xa0\x01\n" +
 	"\x10StartExecRequest\x12\x12\n" +
 	"\x04argv\x18\x01 \x03(\tR\x04argv\x12\x10\n" +
 	"\x03env\x18\x02 \x03(\tR\x03env\x12\x10\n" +
 	"\x03cwd\x18\x03 \x01(\tR\x03cwd\x12\x14\n" +
-	"\x05stdin\x18\x04 \x01(\bR\x05stdin\">\n" +
+	"\x05stdin\x18\x04 \x01(\bR\x05stdin\x12>\n" +
+	"\tcontainer\x18\x05 \x01(\v2 .crust.guest.v1.ContainerProcessR\tcontainer\"\x87\x01\n" +
+	"\x10ContainerProcess\x12\x12\n" +
+	"\x04root\x18\x01 \x01(\tR\x04root\x12\x10\n" +
+	"\x03uid\x18\x02 \x01(\rR\x03uid\x12\x10\n" +
+	"\x03gid\x18\x03 \x01(\rR\x03gid\x12'\n" +
+	"\x0fadditional_gids\x18\x04 \x03(\rR\x0eadditionalGids\x12\x12\n" +
+	"\x04join\x18\x05 \x01(\tR\x04join\">\n" +
 	"\x11StartExecResponse\x12\x17\n" +
 	"\aexec_id\x18\x01 \x01(\tR\x06execId\x12\x10\n" +
 	"\x03pid\x18\x02 \x01(\x03R\x03pid\"Y\n" +
@@ -1903,10 +2277,11 @@ const file_crust_guest_v1_guest_proto_rawDesc = "" +
 	"\aexec_id\x18\x01 \x01(\tR\x06execId\x12\x12\n" +
 	"\x04data\x18\x02 \x01(\fR\x04data\x12\x14\n" +
 	"\x05close\x18\x03 \x01(\bR\x05close\"\x13\n" +
-	"\x11WriteExecResponse\"D\n" +
+	"\x11WriteExecResponse\"V\n" +
 	"\x11SignalExecRequest\x12\x17\n" +
 	"\aexec_id\x18\x01 \x01(\tR\x06execId\x12\x16\n" +
-	"\x06signal\x18\x02 \x01(\rR\x06signal\"\x14\n" +
+	"\x06signal\x18\x02 \x01(\rR\x06signal\x12\x10\n" +
+	"\x03all\x18\x03 \x01(\bR\x03all\"\x14\n" +
 	"\x12SignalExecResponse\"+\n" +
 	"\x10CloseExecRequest\x12\x17\n" +
 	"\aexec_id\x18\x01 \x01(\tR\x06execId\"\x13\n" +
@@ -1921,7 +2296,7 @@ const file_crust_guest_v1_guest_proto_rawDesc = "" +
 	"\x11GroupChangePolicy\x12#\n" +
 	"\x1fGROUP_CHANGE_POLICY_UNSPECIFIED\x10\x00\x12\x1e\n" +
 	"\x1aGROUP_CHANGE_POLICY_ALWAYS\x10\x01\x12(\n" +
-	"$GROUP_CHANGE_POLICY_ON_ROOT_MISMATCH\x10\x022\xfc\t\n" +
+	"$GROUP_CHANGE_POLICY_ON_ROOT_MISMATCH\x10\x022\xa9\v\n" +
 	"\x05Agent\x12J\n" +
 	"\aGetInfo\x12\x1e.crust.guest.v1.GetInfoRequest\x1a\x1f.crust.guest.v1.GetInfoResponse\x12V\n" +
 	"\vMountVolume\x12\".crust.guest.v1.MountVolumeRequest\x1a#.crust.guest.v1.MountVolumeResponse\x12\\\n" +
@@ -1934,7 +2309,10 @@ const file_crust_guest_v1_guest_proto_rawDesc = "" +
 	"ThawVolume\x12!.crust.guest.v1.ThawVolumeRequest\x1a\".crust.guest.v1.ThawVolumeResponse\x12S\n" +
 	"\n" +
 	"TrimVolume\x12!.crust.guest.v1.TrimVolumeRequest\x1a\".crust.guest.v1.TrimVolumeResponse\x12M\n" +
-	"\bBindPath\x12\x1f.crust.guest.v1.BindPathRequest\x1a .crust.guest.v1.BindPathResponse\x12P\n" +
+	"\bBindPath\x12\x1f.crust.guest.v1.BindPathRequest\x1a .crust.guest.v1.BindPathResponse\x12S\n" +
+	"\n" +
+	"UnbindPath\x12!.crust.guest.v1.UnbindPathRequest\x1a\".crust.guest.v1.UnbindPathResponse\x12V\n" +
+	"\vPrepareRoot\x12\".crust.guest.v1.PrepareRootRequest\x1a#.crust.guest.v1.PrepareRootResponse\x12P\n" +
 	"\tStartExec\x12 .crust.guest.v1.StartExecRequest\x1a!.crust.guest.v1.StartExecResponse\x12M\n" +
 	"\bReadExec\x12\x1f.crust.guest.v1.ReadExecRequest\x1a .crust.guest.v1.ReadExecResponse\x12P\n" +
 	"\tWriteExec\x12 .crust.guest.v1.WriteExecRequest\x1a!.crust.guest.v1.WriteExecResponse\x12S\n" +
@@ -1956,7 +2334,7 @@ func file_crust_guest_v1_guest_proto_rawDescGZIP() []byte {
 }
 
 var file_crust_guest_v1_guest_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_crust_guest_v1_guest_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
+var file_crust_guest_v1_guest_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
 var file_crust_guest_v1_guest_proto_goTypes = []any{
 	(FormatPolicy)(0),              // 0: crust.guest.v1.FormatPolicy
 	(GroupChangePolicy)(0),         // 1: crust.guest.v1.GroupChangePolicy
@@ -1978,60 +2356,72 @@ var file_crust_guest_v1_guest_proto_goTypes = []any{
 	(*TrimVolumeResponse)(nil),     // 17: crust.guest.v1.TrimVolumeResponse
 	(*BindPathRequest)(nil),        // 18: crust.guest.v1.BindPathRequest
 	(*BindPathResponse)(nil),       // 19: crust.guest.v1.BindPathResponse
-	(*StartExecRequest)(nil),       // 20: crust.guest.v1.StartExecRequest
-	(*StartExecResponse)(nil),      // 21: crust.guest.v1.StartExecResponse
-	(*ReadExecRequest)(nil),        // 22: crust.guest.v1.ReadExecRequest
-	(*ReadExecResponse)(nil),       // 23: crust.guest.v1.ReadExecResponse
-	(*WriteExecRequest)(nil),       // 24: crust.guest.v1.WriteExecRequest
-	(*WriteExecResponse)(nil),      // 25: crust.guest.v1.WriteExecResponse
-	(*SignalExecRequest)(nil),      // 26: crust.guest.v1.SignalExecRequest
-	(*SignalExecResponse)(nil),     // 27: crust.guest.v1.SignalExecResponse
-	(*CloseExecRequest)(nil),       // 28: crust.guest.v1.CloseExecRequest
-	(*CloseExecResponse)(nil),      // 29: crust.guest.v1.CloseExecResponse
-	(*ShutdownRequest)(nil),        // 30: crust.guest.v1.ShutdownRequest
-	(*ShutdownResponse)(nil),       // 31: crust.guest.v1.ShutdownResponse
-	(*durationpb.Duration)(nil),    // 32: google.protobuf.Duration
+	(*UnbindPathRequest)(nil),      // 20: crust.guest.v1.UnbindPathRequest
+	(*UnbindPathResponse)(nil),     // 21: crust.guest.v1.UnbindPathResponse
+	(*PrepareRootRequest)(nil),     // 22: crust.guest.v1.PrepareRootRequest
+	(*RootMount)(nil),              // 23: crust.guest.v1.RootMount
+	(*PrepareRootResponse)(nil),    // 24: crust.guest.v1.PrepareRootResponse
+	(*StartExecRequest)(nil),       // 25: crust.guest.v1.StartExecRequest
+	(*ContainerProcess)(nil),       // 26: crust.guest.v1.ContainerProcess
+	(*StartExecResponse)(nil),      // 27: crust.guest.v1.StartExecResponse
+	(*ReadExecRequest)(nil),        // 28: crust.guest.v1.ReadExecRequest
+	(*ReadExecResponse)(nil),       // 29: crust.guest.v1.ReadExecResponse
+	(*WriteExecRequest)(nil),       // 30: crust.guest.v1.WriteExecRequest
+	(*WriteExecResponse)(nil),      // 31: crust.guest.v1.WriteExecResponse
+	(*SignalExecRequest)(nil),      // 32: crust.guest.v1.SignalExecRequest
+	(*SignalExecResponse)(nil),     // 33: crust.guest.v1.SignalExecResponse
+	(*CloseExecRequest)(nil),       // 34: crust.guest.v1.CloseExecRequest
+	(*CloseExecResponse)(nil),      // 35: crust.guest.v1.CloseExecResponse
+	(*ShutdownRequest)(nil),        // 36: crust.guest.v1.ShutdownRequest
+	(*ShutdownResponse)(nil),       // 37: crust.guest.v1.ShutdownResponse
+	(*durationpb.Duration)(nil),    // 38: google.protobuf.Duration
 }
 var file_crust_guest_v1_guest_proto_depIdxs = []int32{
 	0,  // 0: crust.guest.v1.MountVolumeRequest.format:type_name -> crust.guest.v1.FormatPolicy
 	1,  // 1: crust.guest.v1.MountVolumeRequest.supplemental_group_change_policy:type_name -> crust.guest.v1.GroupChangePolicy
-	32, // 2: crust.guest.v1.FreezeVolumeRequest.time_limit:type_name -> google.protobuf.Duration
-	32, // 3: crust.guest.v1.ReadExecRequest.wait:type_name -> google.protobuf.Duration
-	2,  // 4: crust.guest.v1.Agent.GetInfo:input_type -> crust.guest.v1.GetInfoRequest
-	4,  // 5: crust.guest.v1.Agent.MountVolume:input_type -> crust.guest.v1.MountVolumeRequest
-	6,  // 6: crust.guest.v1.Agent.UnmountVolume:input_type -> crust.guest.v1.UnmountVolumeRequest
-	8,  // 7: crust.guest.v1.Agent.GetVolumeStats:input_type -> crust.guest.v1.GetVolumeStatsRequest
-	10, // 8: crust.guest.v1.Agent.GrowVolume:input_type -> crust.guest.v1.GrowVolumeRequest
-	12, // 9: crust.guest.v1.Agent.FreezeVolume:input_type -> crust.guest.v1.FreezeVolumeRequest
-	14, // 10: crust.guest.v1.Agent.ThawVolume:input_type -> crust.guest.v1.ThawVolumeRequest
-	16, // 11: crust.guest.v1.Agent.TrimVolume:input_type -> crust.guest.v1.TrimVolumeRequest
-	18, // 12: crust.guest.v1.Agent.BindPath:input_type -> crust.guest.v1.BindPathRequest
-	20, // 13: crust.guest.v1.Agent.StartExec:input_type -> crust.guest.v1.StartExecRequest
-	22, // 14: crust.guest.v1.Agent.ReadExec:input_type -> crust.guest.v1.ReadExecRequest
-	24, // 15: crust.guest.v1.Agent.WriteExec:input_type -> crust.guest.v1.WriteExecRequest
-	26, // 16: crust.guest.v1.Agent.SignalExec:input_type -> crust.guest.v1.SignalExecRequest
-	28, // 17: crust.guest.v1.Agent.CloseExec:input_type -> crust.guest.v1.CloseExecRequest
-	30, // 18: crust.guest.v1.Agent.Shutdown:input_type -> crust.guest.v1.ShutdownRequest
-	3,  // 19: crust.guest.v1.Agent.GetInfo:output_type -> crust.guest.v1.GetInfoResponse
-	5,  // 20: crust.guest.v1.Agent.MountVolume:output_type -> crust.guest.v1.MountVolumeResponse
-	7,  // 21: crust.guest.v1.Agent.UnmountVolume:output_type -> crust.guest.v1.UnmountVolumeResponse
-	9,  // 22: crust.guest.v1.Agent.GetVolumeStats:output_type -> crust.guest.v1.GetVolumeStatsResponse
-	11, // 23: crust.guest.v1.Agent.GrowVolume:output_type -> crust.guest.v1.GrowVolumeResponse
-	13, // 24: crust.guest.v1.Agent.FreezeVolume:output_type -> crust.guest.v1.FreezeVolumeResponse
-	15, // 25: crust.guest.v1.Agent.ThawVolume:output_type -> crust.guest.v1.ThawVolumeResponse
-	17, // 26: crust.guest.v1.Agent.TrimVolume:output_type -> crust.guest.v1.TrimVolumeResponse
-	19, // 27: crust.guest.v1.Agent.BindPath:output_type -> crust.guest.v1.BindPathResponse
-	21, // 28: crust.guest.v1.Agent.StartExec:output_type -> crust.guest.v1.StartExecResponse
-	23, // 29: crust.guest.v1.Agent.ReadExec:output_type -> crust.guest.v1.ReadExecResponse
-	25, // 30: crust.guest.v1.Agent.WriteExec:output_type -> crust.guest.v1.WriteExecResponse
-	27, // 31: crust.guest.v1.Agent.SignalExec:output_type -> crust.guest.v1.SignalExecResponse
-	29, // 32: crust.guest.v1.Agent.CloseExec:output_type -> crust.guest.v1.CloseExecResponse
-	31, // 33: crust.guest.v1.Agent.Shutdown:output_type -> crust.guest.v1.ShutdownResponse
-	19, // [19:34] is the sub-list for method output_type
-	4,  // [4:19] is the sub-list for method input_type
-	4,  // [4:4] is the sub-list for extension type_name
-	4,  // [4:4] is the sub-list for extension extendee
-	0,  // [0:4] is the sub-list for field type_name
+	38, // 2: crust.guest.v1.FreezeVolumeRequest.time_limit:type_name -> google.protobuf.Duration
+	23, // 3: crust.guest.v1.PrepareRootRequest.mounts:type_name -> crust.guest.v1.RootMount
+	26, // 4: crust.guest.v1.StartExecRequest.container:type_name -> crust.guest.v1.ContainerProcess
+	38, // 5: crust.guest.v1.ReadExecRequest.wait:type_name -> google.protobuf.Duration
+	2,  // 6: crust.guest.v1.Agent.GetInfo:input_type -> crust.guest.v1.GetInfoRequest
+	4,  // 7: crust.guest.v1.Agent.MountVolume:input_type -> crust.guest.v1.MountVolumeRequest
+	6,  // 8: crust.guest.v1.Agent.UnmountVolume:input_type -> crust.guest.v1.UnmountVolumeRequest
+	8,  // 9: crust.guest.v1.Agent.GetVolumeStats:input_type -> crust.guest.v1.GetVolumeStatsRequest
+	10, // 10: crust.guest.v1.Agent.GrowVolume:input_type -> crust.guest.v1.GrowVolumeRequest
+	12, // 11: crust.guest.v1.Agent.FreezeVolume:input_type -> crust.guest.v1.FreezeVolumeRequest
+	14, // 12: crust.guest.v1.Agent.ThawVolume:input_type -> crust.guest.v1.ThawVolumeRequest
+	16, // 13: crust.guest.v1.Agent.TrimVolume:input_type -> crust.guest.v1.TrimVolumeRequest
+	18, // 14: crust.guest.v1.Agent.BindPath:input_type -> crust.guest.v1.BindPathRequest
+	20, // 15: crust.guest.v1.Agent.UnbindPath:input_type -> crust.guest.v1.UnbindPathRequest
+	22, // 16: crust.guest.v1.Agent.PrepareRoot:input_type -> crust.guest.v1.PrepareRootRequest
+	25, // 17: crust.guest.v1.Agent.StartExec:input_type -> crust.guest.v1.StartExecRequest
+	28, // 18: crust.guest.v1.Agent.ReadExec:input_type -> crust.guest.v1.ReadExecRequest
+	30, // 19: crust.guest.v1.Agent.WriteExec:input_type -> crust.guest.v1.WriteExecRequest
+	32, // 20: crust.guest.v1.Agent.SignalExec:input_type -> crust.guest.v1.SignalExecRequest
+	34, // 21: crust.guest.v1.Agent.CloseExec:input_type -> crust.guest.v1.CloseExecRequest
+	36, // 22: crust.guest.v1.Agent.Shutdown:input_type -> crust.guest.v1.ShutdownRequest
+	3,  // 23: crust.guest.v1.Agent.GetInfo:output_type -> crust.guest.v1.GetInfoResponse
+	5,  // 24: crust.guest.v1.Agent.MountVolume:output_type -> crust.guest.v1.MountVolumeResponse
+	7,  // 25: crust.guest.v1.Agent.UnmountVolume:output_type -> crust.guest.v1.UnmountVolumeResponse
+	9,  // 26: crust.guest.v1.Agent.GetVolumeStats:output_type -> crust.guest.v1.GetVolumeStatsResponse
+	11, // 27: crust.guest.v1.Agent.GrowVolume:output_type -> crust.guest.v1.GrowVolumeResponse
+	13, // 28: crust.guest.v1.Agent.FreezeVolume:output_type -> crust.guest.v1.FreezeVolumeResponse
+	15, // 29: crust.guest.v1.Agent.ThawVolume:output_type -> crust.guest.v1.ThawVolumeResponse
+	17, // 30: crust.guest.v1.Agent.TrimVolume:output_type -> crust.guest.v1.TrimVolumeResponse
+	19, // 31: crust.guest.v1.Agent.BindPath:output_type -> crust.guest.v1.BindPathResponse
+	21, // 32: crust.guest.v1.Agent.UnbindPath:output_type -> crust.guest.v1.UnbindPathResponse
+	24, // 33: crust.guest.v1.Agent.PrepareRoot:output_type -> crust.guest.v1.PrepareRootResponse
+	27, // 34: crust.guest.v1.Agent.StartExec:output_type -> crust.guest.v1.StartExecResponse
+	29, // 35: crust.guest.v1.Agent.ReadExec:output_type -> crust.guest.v1.ReadExecResponse
+	31, // 36: crust.guest.v1.Agent.WriteExec:output_type -> crust.guest.v1.WriteExecResponse
+	33, // 37: crust.guest.v1.Agent.SignalExec:output_type -> crust.guest.v1.SignalExecResponse
+	35, // 38: crust.guest.v1.Agent.CloseExec:output_type -> crust.guest.v1.CloseExecResponse
+	37, // 39: crust.guest.v1.Agent.Shutdown:output_type -> crust.guest.v1.ShutdownResponse
+	23, // [23:40] is the sub-list for method output_type
+	6,  // [6:23] is the sub-list for method input_type
+	6,  // [6:6] is the sub-list for extension type_name
+	6,  // [6:6] is the sub-list for extension extendee
+	0,  // [0:6] is the sub-list for field type_name
 }
 
 func init() { file_crust_guest_v1_guest_proto_init() }
@@ -2046,7 +2436,7 @@ func file_crust_guest_v1_guest_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_crust_guest_v1_guest_proto_rawDesc), len(file_crust_guest_v1_guest_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   30,
+			NumMessages:   36,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

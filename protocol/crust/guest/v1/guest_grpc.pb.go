@@ -28,6 +28,8 @@ const (
 	Agent_ThawVolume_FullMethodName     = "/crust.guest.v1.Agent/ThawVolume"
 	Agent_TrimVolume_FullMethodName     = "/crust.guest.v1.Agent/TrimVolume"
 	Agent_BindPath_FullMethodName       = "/crust.guest.v1.Agent/BindPath"
+	Agent_UnbindPath_FullMethodName     = "/crust.guest.v1.Agent/UnbindPath"
+	Agent_PrepareRoot_FullMethodName    = "/crust.guest.v1.Agent/PrepareRoot"
 	Agent_StartExec_FullMethodName      = "/crust.guest.v1.Agent/StartExec"
 	Agent_ReadExec_FullMethodName       = "/crust.guest.v1.Agent/ReadExec"
 	Agent_WriteExec_FullMethodName      = "/crust.guest.v1.Agent/WriteExec"
@@ -65,6 +67,13 @@ type AgentClient interface {
 	// BindPath makes a directory or file of a mounted volume appear elsewhere in the guest (a bind mount), for subPath.
 	// It is resolved beneath the volume's root: no symbolic link leads out of it.
 	BindPath(ctx context.Context, in *BindPathRequest, opts ...grpc.CallOption) (*BindPathResponse, error)
+	// UnbindPath removes what BindPath has made at a destination. FAILED_PRECONDITION, naming the processes, while it is in
+	// use; succeeds if nothing is bound there.
+	UnbindPath(ctx context.Context, in *UnbindPathRequest, opts ...grpc.CallOption) (*UnbindPathResponse, error)
+	// PrepareRoot makes a mounted volume the root filesystem of a container: it mounts /proc, /sys, /dev and what the
+	// request says beneath it. UnmountVolume takes them down, too. The same request twice succeeds; another one for the
+	// same volume is ALREADY_EXISTS.
+	PrepareRoot(ctx context.Context, in *PrepareRootRequest, opts ...grpc.CallOption) (*PrepareRootResponse, error)
 	// StartExec starts a command. Not idempotent.
 	StartExec(ctx context.Context, in *StartExecRequest, opts ...grpc.CallOption) (*StartExecResponse, error)
 	// ReadExec waits for output of a command, or for its end, no longer than the request says. Output is handed out
@@ -178,6 +187,26 @@ func (c *agentClient) BindPath(ctx context.Context, in *BindPathRequest, opts ..
 	return out, nil
 }
 
+func (c *agentClient) UnbindPath(ctx context.Context, in *UnbindPathRequest, opts ...grpc.CallOption) (*UnbindPathResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(UnbindPathResponse)
+	err := c.cc.Invoke(ctx, Agent_UnbindPath_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *agentClient) PrepareRoot(ctx context.Context, in *PrepareRootRequest, opts ...grpc.CallOption) (*PrepareRootResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PrepareRootResponse)
+	err := c.cc.Invoke(ctx, Agent_PrepareRoot_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *agentClient) StartExec(ctx context.Context, in *StartExecRequest, opts ...grpc.CallOption) (*StartExecResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(StartExecResponse)
@@ -267,6 +296,13 @@ type AgentServer interface {
 	// BindPath makes a directory or file of a mounted volume appear elsewhere in the guest (a bind mount), for subPath.
 	// It is resolved beneath the volume's root: no symbolic link leads out of it.
 	BindPath(context.Context, *BindPathRequest) (*BindPathResponse, error)
+	// UnbindPath removes what BindPath has made at a destination. FAILED_PRECONDITION, naming the processes, while it is in
+	// use; succeeds if nothing is bound there.
+	UnbindPath(context.Context, *UnbindPathRequest) (*UnbindPathResponse, error)
+	// PrepareRoot makes a mounted volume the root filesystem of a container: it mounts /proc, /sys, /dev and what the
+	// request says beneath it. UnmountVolume takes them down, too. The same request twice succeeds; another one for the
+	// same volume is ALREADY_EXISTS.
+	PrepareRoot(context.Context, *PrepareRootRequest) (*PrepareRootResponse, error)
 	// StartExec starts a command. Not idempotent.
 	StartExec(context.Context, *StartExecRequest) (*StartExecResponse, error)
 	// ReadExec waits for output of a command, or for its end, no longer than the request says. Output is handed out
@@ -316,6 +352,12 @@ func (UnimplementedAgentServer) TrimVolume(context.Context, *TrimVolumeRequest) 
 }
 func (UnimplementedAgentServer) BindPath(context.Context, *BindPathRequest) (*BindPathResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method BindPath not implemented")
+}
+func (UnimplementedAgentServer) UnbindPath(context.Context, *UnbindPathRequest) (*UnbindPathResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method UnbindPath not implemented")
+}
+func (UnimplementedAgentServer) PrepareRoot(context.Context, *PrepareRootRequest) (*PrepareRootResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method PrepareRoot not implemented")
 }
 func (UnimplementedAgentServer) StartExec(context.Context, *StartExecRequest) (*StartExecResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method StartExec not implemented")
@@ -518,6 +560,42 @@ func _Agent_BindPath_Handler(srv interface{}, ctx context.Context, dec func(inte
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Agent_UnbindPath_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(UnbindPathRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AgentServer).UnbindPath(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Agent_UnbindPath_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AgentServer).UnbindPath(ctx, req.(*UnbindPathRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Agent_PrepareRoot_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PrepareRootRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AgentServer).PrepareRoot(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Agent_PrepareRoot_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AgentServer).PrepareRoot(ctx, req.(*PrepareRootRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Agent_StartExec_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(StartExecRequest)
 	if err := dec(in); err != nil {
@@ -668,6 +746,14 @@ var Agent_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "BindPath",
 			Handler:    _Agent_BindPath_Handler,
+		},
+		{
+			MethodName: "UnbindPath",
+			Handler:    _Agent_UnbindPath_Handler,
+		},
+		{
+			MethodName: "PrepareRoot",
+			Handler:    _Agent_PrepareRoot_Handler,
 		},
 		{
 			MethodName: "StartExec",

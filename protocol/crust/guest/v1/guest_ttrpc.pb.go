@@ -17,6 +17,8 @@ type TTRPCAgentService interface {
 	ThawVolume(context.Context, *ThawVolumeRequest) (*ThawVolumeResponse, error)
 	TrimVolume(context.Context, *TrimVolumeRequest) (*TrimVolumeResponse, error)
 	BindPath(context.Context, *BindPathRequest) (*BindPathResponse, error)
+	UnbindPath(context.Context, *UnbindPathRequest) (*UnbindPathResponse, error)
+	PrepareRoot(context.Context, *PrepareRootRequest) (*PrepareRootResponse, error)
 	StartExec(context.Context, *StartExecRequest) (*StartExecResponse, error)
 	ReadExec(context.Context, *ReadExecRequest) (*ReadExecResponse, error)
 	WriteExec(context.Context, *WriteExecRequest) (*WriteExecResponse, error)
@@ -90,6 +92,20 @@ func RegisterTTRPCAgentService(srv *ttrpc.Server, svc TTRPCAgentService) {
 					return nil, err
 				}
 				return svc.BindPath(ctx, &req)
+			},
+			"UnbindPath": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
+				var req UnbindPathRequest
+				if err := unmarshal(&req); err != nil {
+					return nil, err
+				}
+				return svc.UnbindPath(ctx, &req)
+			},
+			"PrepareRoot": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
+				var req PrepareRootRequest
+				if err := unmarshal(&req); err != nil {
+					return nil, err
+				}
+				return svc.PrepareRoot(ctx, &req)
 			},
 			"StartExec": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
 				var req StartExecRequest
@@ -214,6 +230,22 @@ func (c *ttrpcagentClient) TrimVolume(ctx context.Context, req *TrimVolumeReques
 func (c *ttrpcagentClient) BindPath(ctx context.Context, req *BindPathRequest) (*BindPathResponse, error) {
 	var resp BindPathResponse
 	if err := c.client.Call(ctx, "crust.guest.v1.Agent", "BindPath", req, &resp); err != nil {
+		return nil, err
+	}
+	return &resp, nil
+}
+
+func (c *ttrpcagentClient) UnbindPath(ctx context.Context, req *UnbindPathRequest) (*UnbindPathResponse, error) {
+	var resp UnbindPathResponse
+	if err := c.client.Call(ctx, "crust.guest.v1.Agent", "UnbindPath", req, &resp); err != nil {
+		return nil, err
+	}
+	return &resp, nil
+}
+
+func (c *ttrpcagentClient) PrepareRoot(ctx context.Context, req *PrepareRootRequest) (*PrepareRootResponse, error) {
+	var resp PrepareRootResponse
+	if err := c.client.Call(ctx, "crust.guest.v1.Agent", "PrepareRoot", req, &resp); err != nil {
 		return nil, err
 	}
 	return &resp, nil
