@@ -15,60 +15,55 @@ import (
 	adminv1 "crust.dev/crust/protocol/crust/admin/v1"
 )
 
-var drivers = &adminv1.GetStatusResponse{
-	Version: "7",
-	Drivers: []*adminv1.Driver{{Name: "a.example", Endpoint: "/run/a.sock", Upstream: "/run/b.sock"}, {Endpoint: "/run/c.sock"}},
-}
+var answer = &adminv1.ReconcileResponse{Findings: []*adminv1.Finding{{Kind: "left", Path: "/a", VolumeId: "7", Text: "is in use"}, {Path: "/b"}}}
 
 func view() output.View {
-	return output.List(drivers.GetDrivers(), "There are no drivers.",
-		output.Column[*adminv1.Driver]{Header: "NAME", Cell: (*adminv1.Driver).GetName},
-		output.Column[*adminv1.Driver]{Header: "UPSTREAM", Cell: (*adminv1.Driver).GetUpstream, Wide: true},
-		output.Column[*adminv1.Driver]{Header: "ENDPOINT", Cell: (*adminv1.Driver).GetEndpoint})
+	return output.List(answer.GetFindings(), "There are none.",
+		output.Column[*adminv1.Finding]{Header: "KIND", Cell: (*adminv1.Finding).GetKind},
+		output.Column[*adminv1.Finding]{Header: "VOLUME", Cell: (*adminv1.Finding).GetVolumeId, Wide: true},
+		output.Column[*adminv1.Finding]{Header: "PATH", Cell: (*adminv1.Finding).GetPath})
 }
 
 func TestPrint(t *testing.T) {
 	for format, want := range map[output.Format]string{
-		output.Table: `NAME       ENDPOINT
-a.example  /run/a.sock
--          /run/c.sock
+		output.Table: `KIND  PATH
+left  /a
+-     /b
 `,
-		output.Wide: `NAME       UPSTREAM     ENDPOINT
-a.example  /run/b.sock  /run/a.sock
--          -            /run/c.sock
+		output.Wide: `KIND  VOLUME  PATH
+left  7       /a
+-     -       /b
 `,
 		output.JSON: `{
-  "version": "7",
-  "checks": [],
-  "handlers": [],
-  "drivers": [
+  "findings": [
     {
-      "name": "a.example",
-      "endpoint": "/run/a.sock",
-      "upstream": "/run/b.sock"
+      "kind": "left",
+      "path": "/a",
+      "volume_id": "7",
+      "text": "is in use"
     },
     {
-      "name": "",
-      "endpoint": "/run/c.sock",
-      "upstream": ""
+      "kind": "",
+      "path": "/b",
+      "volume_id": "",
+      "text": ""
     }
   ]
 }
 `,
-		output.YAML: `version: '7'
-checks: []
-handlers: []
-drivers:
-- name: a.example
-  endpoint: /run/a.sock
-  upstream: /run/b.sock
-- name: ''
-  endpoint: /run/c.sock
-  upstream: ''
+		output.YAML: `findings:
+- kind: left
+  path: /a
+  volume_id: '7'
+  text: is in use
+- kind: ''
+  path: /b
+  volume_id: ''
+  text: ''
 `,
 	} {
 		var b strings.Builder
-		if err := format.Print(&b, drivers, view()); err != nil {
+		if err := format.Print(&b, answer, view()); err != nil {
 			t.Errorf("%s: %v", format, err)
 		}
 		if diff := cmp.Diff(want, b.String()); diff != "" {
