@@ -14,7 +14,8 @@ type paths struct {
 	goSandboxes, rustSandboxes string
 	// shared has, for each sandbox of runtime-rs, the directory that it shares with its guest.
 	shared string
-	// bundles are patterns for the OCI configuration of each container: of containerd, and of CRI-O.
+	// bundles are patterns for the OCI configuration of each container: of containerd, also as K3s
+	// runs it, and of CRI-O.
 	bundles []string
 }
 
@@ -28,6 +29,7 @@ func pathsBelow(root string) paths {
 		shared:        at("/run/kata-containers/shared/sandboxes"),
 		bundles: []string{
 			at("/run/containerd/io.containerd.runtime.v2.task/k8s.io/*/config.json"),
+			at("/run/k3s/containerd/io.containerd.runtime.v2.task/k8s.io/*/config.json"),
 			at("/run/containers/storage/*-containers/*/userdata/config.json"),
 		},
 	}

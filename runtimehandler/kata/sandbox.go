@@ -162,8 +162,8 @@ func (h *Handler) candidate(ctx context.Context, id string) (candidate, bool, er
 	}{{config.Go, h.paths.goSandboxes}, {config.Rust, h.paths.rustSandboxes}} {
 		socket := filepath.Join(place.root, id, socketName)
 		info, err := os.Lstat(socket)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
+			continue // there are plain files among the directories of sandboxes
 		}
 		if err != nil {
 			return candidate{}, false, fmt.Errorf("sandbox %s: %w", id, err)

@@ -3,6 +3,7 @@ package kata_test
 import (
 	"errors"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -193,5 +194,62 @@ func TestTrap19Policy(t *testing.T) {
 		if !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "policy") {
 			t.Errorf("%s: %v", kind, err)
 		}
+	}
+}
+
+// TestWithoutTheContainerRuntime: if it does not answer, what Kata has left of itself is enough, and nothing is an error.
+func TestWithoutTheContainerRuntime(t *testing.T) {
+	n := stand.New(t)
+	endpoint, stop := n.ServeCRI()
+	stop()
+	h := newHandler(t, n, kata.Config{CRIEndpoint: endpoint})
+	d := volume(t, n, "u1", "v1")
+	mustStage(t, h, d)
+	if st, err := h.Status(t.Context(), d.TargetPath, nil); !errdefs.IsUnavailable(err) {
+		t.Errorf("nothing is known, and the status is %+v, %v", st, err)
+	}
+	s := n.Start("s1", stand.Options{NoBundle: true}).Boot()
+	use(t, s, d)
+	has(t, h, d, s)
+}
+
+// TestAContainerThatHasEnded: a sandbox goes on without the container that had the volume; that is no breach.
+func TestAContainerThatHasEnded(t *testing.T) {
+	n := stand.New(t)
+	h := newHandler(t, n, kata.Config{ProofTimeout: now})
+	d := volume(t, n, "u1", "v1")
+	mustStage(t, h, d)
+	s := n.Start("s1", stand.Options{}).Boot()
+	use(t, s, d)
+	has(t, h, d, s)
+	if _, err := s.CreateContainer("other", stand.Mount{Source: n.Path("etc"), Destination: "/etc"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.RemoveContainer("c-" + s.ID); err != nil {
+		t.Fatal(err)
+	}
+	if st := status(t, h, d); st.Mounted || st.Breach != "" || st.Sandbox == nil {
+		t.Errorf("status %+v, want a sandbox that has not got it", st)
+	}
+}
+
+// TestWhatIsNoSandbox: files among the directories of sandboxes, and marks that are no names of any.
+func TestWhatIsNoSandbox(t *testing.T) {
+	n := stand.New(t)
+	h := newHandler(t, n, kata.Config{})
+	d := volume(t, n, "u1", "v1")
+	mustStage(t, h, d)
+	for _, dir := range []string{"run/kata", "run/vc/sbs"} {
+		if err := os.MkdirAll(n.Path(dir), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, path := range []string{n.Path("run/kata/file"), filepath.Join(n.RecordDir(d.TargetPath), "file"), filepath.Join(n.RecordDir(d.TargetPath), "..x")} {
+		if err := os.WriteFile(path, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if st := status(t, h, d); st.Sandbox != nil {
+		t.Errorf("status %+v", st)
 	}
 }

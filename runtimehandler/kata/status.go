@@ -44,7 +44,10 @@ func (h *Handler) Status(ctx context.Context, targetPath string, _ *runtimehandl
 // breach says what is wrong with a sandbox that has not proven in time that it has the volume; nothing if it still has
 // time.
 func (h *Handler) breach(c candidate, now time.Time) string {
-	since := c.marked
+	var since time.Time
+	if len(c.mounts) == 0 {
+		since = c.marked // its containers are not to be seen; otherwise none may have the volume any more
+	}
 	for _, u := range c.uses {
 		if since.IsZero() || u.Since.Before(since) {
 			since = u.Since

@@ -4,7 +4,6 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -205,14 +204,13 @@ func (s *Sandbox) mountInGuest(info Info, v Volume) error {
 	return s.Guest.Mount(v)
 }
 
-// EraseTraces removes what a runtime has left of a container, as if it had not attached the volume.
-func (s *Sandbox) EraseTraces() error {
-	states, err := filepath.Glob(filepath.Join(s.dir(), "*", "persist.json"))
-	for _, path := range states {
-		err = errors.Join(err, os.Remove(path))
-	}
-	if removeErr := os.RemoveAll(s.passthrough()); !errors.Is(removeErr, fs.ErrNotExist) {
-		err = errors.Join(err, removeErr)
-	}
-	return err
+// RemoveContainer removes a container that has ended. Its mark beside a record stays.
+func (s *Sandbox) RemoveContainer(id string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.containers = slices.DeleteFunc(s.containers, func(c container) bool { return c.id == id })
+	return errors.Join(
+		os.RemoveAll(filepath.Join(s.dir(), id)),
+		os.RemoveAll(s.node.Path("run/containerd/io.containerd.runtime.v2.task/k8s.io", id)),
+	)
 }
