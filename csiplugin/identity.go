@@ -20,6 +20,7 @@ func (p *Plugin) register(server *grpc.Server, s *store) {
 		c := &controller{store: s}
 		csi.RegisterControllerServer(server, c)
 		csi.RegisterGroupControllerServer(server, &groupController{controller: c})
+		csi.RegisterSnapshotMetadataServer(server, &snapshotMetadata{store: s, block: p.cfg.MetadataBlock})
 	}
 	if p.cfg.Mode.node() {
 		csi.RegisterNodeServer(server, &node{store: s, id: p.cfg.NodeID})
@@ -46,6 +47,7 @@ func (i *identity) GetPluginCapabilities(context.Context, *csi.GetPluginCapabili
 		service(csi.PluginCapability_Service_GROUP_CONTROLLER_SERVICE),
 		service(csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS),
 		service(csi.PluginCapability_Service_SNAPSHOT_ACCESSIBILITY_CONSTRAINTS),
+		service(csi.PluginCapability_Service_SNAPSHOT_METADATA_SERVICE),
 		{Type: &csi.PluginCapability_VolumeExpansion_{VolumeExpansion: &csi.PluginCapability_VolumeExpansion{
 			Type: csi.PluginCapability_VolumeExpansion_ONLINE,
 		}}},

@@ -54,7 +54,11 @@ type Config struct {
 	// Crustd is the socket of the node daemon, "unix:///absolute/path", for filesystem-consistent snapshots of volumes in
 	// sandboxes and for group snapshots. Empty: there is none, and what needs it is refused.
 	Crustd string
-	Log    *slog.Logger
+	// MetadataBlock is the size in bytes, a power of two from 4096 to 1 GiB, of the ranges that the SnapshotMetadata
+	// service reports (FIXED_LENGTH); for a snapshot whose size is no multiple of it, the next smaller power that the size
+	// is a multiple of. 0: ranges are as they are (VARIABLE_LENGTH), which takes far fewer of them.
+	MetadataBlock int64
+	Log           *slog.Logger
 }
 
 // Plugin is a CSI plugin. It does nothing before Run.
@@ -84,6 +88,8 @@ func New(cfg Config) (*Plugin, error) {
 		return nil, invalid("pool size %d: want at least %d bytes", cfg.PoolSize, pool.MinImageSize)
 	case !driverName.MatchString(cfg.DriverName) || strings.Contains(cfg.DriverName, ".."):
 		return nil, invalid("driver name %q: want a domain name of at most 63 characters in lower case", cfg.DriverName)
+	case cfg.MetadataBlock != 0 && (cfg.MetadataBlock < granule || cfg.MetadataBlock > 1<<30 || cfg.MetadataBlock&(cfg.MetadataBlock-1) != 0):
+		return nil, invalid("block size of snapshot metadata %d: want 0, or a power of two from %d to %d", cfg.MetadataBlock, granule, 1<<30)
 	case cfg.Crustd != "":
 		if _, err := rpc.ParseEndpoint(cfg.Crustd); err != nil {
 			return nil, fmt.Errorf("crustd: %w", err)
@@ -133,7 +139,7 @@ func (p *Plugin) Run(ctx context.Context) (err error) {
 	}
 	defer func() { err = errors.Join(err, quiet.close()) }()
 	s := &store{
-		catalog: opened.Catalog(), engine: objects, pool: opened.ID(), boot: boot,
+		catalog: opened.Catalog(), engine: objects, changes: objects, pool: opened.ID(), boot: boot,
 		topologyKey: p.cfg.DriverName + "/pool", locks: newLocks(), jobs: &jobs{}, quiet: quiet,
 	}
 	defer func() {

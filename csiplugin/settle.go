@@ -61,6 +61,9 @@ func (s *store) recoverSnapshots(ctx context.Context) error {
 			}
 			attention(snap.ID.String(), err)
 		}
+		if snap.State == catalog.Ready {
+			attention(snap.ID.String(), s.seal(ctx, snap))
+		}
 	}
 	return nil
 }

@@ -17,6 +17,7 @@ import (
 type store struct {
 	catalog *catalog.Catalog
 	engine  engine.Engine
+	changes engine.Changes
 	pool    handle.Pool
 	// boot is the boot id that records are marked with.
 	boot        string

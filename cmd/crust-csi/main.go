@@ -106,6 +106,7 @@ func parse(args []string, stdout io.Writer) (options, error) {
 	flags.StringVar(&o.config.DriverName, "driver-name", csiplugin.DefaultDriverName, "`name` of the driver")
 	flags.Var((*size)(&o.config.PoolSize), "pool-size", "`size` of the image that a pool is made with where the directory's filesystem is neither XFS with reflink nor btrfs,\nin bytes or with Ki, Mi, Gi or Ti (default: half of the free space, at least 1Gi)")
 	flags.StringVar(&o.config.Crustd, "crustd-endpoint", "", "`socket` of the node daemon (its --kep-endpoint), unix:///path, which freezes filesystems in sandboxes for snapshots (default: none)")
+	flags.Var((*size)(&o.config.MetadataBlock), "snapshot-metadata-block-size", "`size` of the ranges that the SnapshotMetadata service reports, a power of two from 4Ki to 1Gi (default: 0, as they are)")
 	flags.StringVar(&o.logLevel, "log-level", "info", "least `level` that is logged: debug, info, warn or error")
 	flags.StringVar(&o.logFormat, "log-format", "text", "`format` of the log: text or json")
 	flags.BoolVar(&o.version, "version", false, "print the version and exit")
