@@ -2,6 +2,7 @@ package qcow2_test
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -182,16 +183,22 @@ func TestWhatQEMUCanPutIntoAnImageIsRefused(t *testing.T) {
 // FuzzInspect changes good images and attacks. What is accepted must be within its limits. That QEMU opens nothing else for
 // it is what package convert's fuzz target is about.
 func FuzzInspect(f *testing.F) {
-	small := backingtest.QCOW2(mib, []byte("data"))
-	f.Add(small, 24, uint64(mib))
+	bases := [][]byte{backingtest.QCOW2(mib, []byte("data")), backingtest.QCOW2(512*mib, bytes.Repeat([]byte("data"), backingtest.Cluster/2))}
 	for _, attack := range backingtest.Attacks("/etc/shadow") {
-		f.Add(attack.Image[:min(len(attack.Image), 6*backingtest.Cluster)], 32, uint64(0))
+		bases = append(bases, attack.Image)
 	}
-	f.Fuzz(func(t *testing.T, image []byte, at int, value uint64) {
-		if at >= 0 && at <= len(image)-8 {
-			image = bytes.Clone(image)
-			backingtest.Put64(image, at, value)
+	for i := range bases {
+		f.Add(uint8(i), []byte{0, 0, 0, backingtest.Size, 0, 0, 0, 0, 0, 1, 0, 0}, uint32(1<<30))
+	}
+	// A change is where, in four bytes, and what, in eight.
+	f.Fuzz(func(t *testing.T, base uint8, changes []byte, size uint32) {
+		image := bytes.Clone(bases[int(base)%len(bases)])
+		for ; len(changes) >= 12; changes = changes[12:] {
+			if at := int(binary.BigEndian.Uint32(changes)); at <= len(image)-8 {
+				copy(image[at:], changes[4:12])
+			}
 		}
+		image = image[:min(len(image), int(size))]
 		info, err := inspect(image)
 		switch {
 		case err == nil && (info.VirtualSize <= 0 || info.VirtualSize > limits.VirtualSize || info.VirtualSize%512 != 0 || info.ClusterSize < 512 || info.ClusterSize > 2*mib):
