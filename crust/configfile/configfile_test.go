@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -223,6 +224,18 @@ func TestRead(t *testing.T) {
 	}
 	if _, err := configfile.Read(path); !errors.Is(err, errdefs.ErrInvalidArgument) || !strings.Contains(err.Error(), "more than 1048576 bytes") {
 		t.Errorf("a huge file: %v", err)
+	}
+}
+
+func TestReadRefusesWhatIsNoFile(t *testing.T) {
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{pipe, t.TempDir(), "/dev/null"} {
+		if _, err := configfile.Read(path); !errors.Is(err, errdefs.ErrInvalidArgument) || !strings.Contains(err.Error(), "is not a regular file") {
+			t.Errorf("%s: %v", path, err)
+		}
 	}
 }
 

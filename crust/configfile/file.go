@@ -1,9 +1,11 @@
 package configfile
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
+	"syscall"
 
 	"github.com/containerd/errdefs"
 )
@@ -76,11 +78,15 @@ type Log struct {
 // Read reads a file. The error wraps [os.ErrNotExist] if there is none, and errdefs.ErrInvalidArgument if something is
 // wrong in it; then it says everything that is wrong, a line each.
 func Read(path string) (*File, error) {
-	f, err := os.Open(path)
+	// Without O_NONBLOCK a named pipe would wait for a writer, and a daemon that reads its file again with it.
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, fmt.Errorf("configuration: %w", err)
 	}
 	defer f.Close()
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+		return nil, errors.Join(err, fmt.Errorf("configuration %s is not a regular file: %w", path, errdefs.ErrInvalidArgument))
+	}
 	text, err := io.ReadAll(io.LimitReader(f, maxSize+1))
 	if err != nil {
 		return nil, fmt.Errorf("configuration %s: %w", path, err)

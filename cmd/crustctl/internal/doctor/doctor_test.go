@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"crust.dev/crust/cmd/crustctl/internal/doctor"
@@ -270,6 +271,44 @@ func free(bytes, inodes int64, inMemory bool) func(*doctor.Node) {
 }
 
 func long(n *doctor.Node) { n.KubeletDir = "/var/lib/" + strings.Repeat("x", 72) }
+
+// TestANamedPipeForARecord: doctor does not wait for whoever has made it.
+func TestANamedPipeForARecord(t *testing.T) {
+	dir := records + base64.URLEncoding.EncodeToString([]byte(target))
+	r := row{files: map[string]string{dir + "/": ""}, node: func(n *doctor.Node) {
+		if err := syscall.Mkfifo(n.Root+dir+"/mountInfo.json", 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}}
+	if !slices.ContainsFunc(r.examine(t).Findings, func(f doctor.Finding) bool {
+		return f.Check == "records" && f.Severity == doctor.Error && strings.Contains(f.What, "is not a regular file")
+	}) {
+		t.Error("there is no finding")
+	}
+}
+
+// FuzzRecords: whatever others put where records are, there is a complete finding about it.
+func FuzzRecords(f *testing.F) {
+	f.Add("x", "{}")
+	f.Add(base64.URLEncoding.EncodeToString([]byte(target)), `{"metadata":{"crust.dev/handler":"kata"}}`)
+	f.Add(base64.URLEncoding.EncodeToString([]byte("../../..")), `{"metadata":null}`)
+	f.Add(strings.Repeat("a", 64), `{"metadata":{"crust.dev/target-path":"\u0000"}}`)
+	f.Fuzz(func(t *testing.T, name, content string) {
+		if name == "" || name == "." || name == ".." || len(name) > 255 || strings.ContainsAny(name, "/\x00") {
+			t.Skip()
+		}
+		report := row{files: map[string]string{records + name + "/mountInfo.json": content, "/run/crust/" + name + "/mountInfo.json": content}}.examine(t)
+		found := 0
+		for _, f := range report.Findings {
+			if f.Check == "records" && f.What != "" && (f.Severity == doctor.OK) == (f.Cure == "") {
+				found++
+			}
+		}
+		if found == 0 {
+			t.Errorf("%+v", report)
+		}
+	})
+}
 
 // TestSoundNode: where everything is in order, nothing else is said. KVM is left out: a test cannot make its device.
 func TestSoundNode(t *testing.T) {

@@ -1,6 +1,8 @@
 package doctor
 
 import (
+	"errors"
+	"fmt"
 	"io"
 	"os"
 
@@ -23,11 +25,15 @@ func (n *Node) at(path string) string {
 func (n *Node) stat(path string) (os.FileInfo, error) { return os.Stat(n.at(path)) }
 
 func (n *Node) read(path string) ([]byte, error) {
-	f, err := os.Open(n.at(path))
+	// Others put files where doctor looks; a named pipe among them must not have it wait for a writer.
+	f, err := os.OpenFile(n.at(path), os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+		return nil, errors.Join(err, fmt.Errorf("%s is not a regular file", path))
+	}
 	return io.ReadAll(io.LimitReader(f, maxFile))
 }
 
