@@ -24,6 +24,9 @@ const prefix = Scheme + "backing?"
 // and Kubernetes passes them on.
 const MaxHandle = 8 << 10
 
+// maxPublic is how many bytes a handle may have without the query of its URL: it is kept with the data.
+const maxPublic = 1536
+
 // maxName is how many bytes the name of an image, or of a volume, may have (CSI, Size Limits).
 const maxName = 128
 
@@ -189,7 +192,12 @@ func fromValues(values map[string]string) (Handle, error) {
 		}
 	}
 	if h.URL != "" {
-		return h, checkURL(h.URL)
+		if err := checkURL(h.URL); err != nil {
+			return h, err
+		}
+	}
+	if n := len(h.Public().String()); n > maxPublic {
+		return h, fmt.Errorf("it has %d bytes without the URL's query, %d are allowed", n, maxPublic)
 	}
 	return h, nil
 }

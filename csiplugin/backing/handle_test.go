@@ -62,7 +62,7 @@ func TestParseHandle(t *testing.T) {
 }
 
 func TestALongHandleIsAccepted(t *testing.T) {
-	h := backing.Handle{Image: "a", Source: backing.Download, URL: "https://h/" + strings.Repeat("x", 2000)}
+	h := backing.Handle{Image: "a", Source: backing.Download, URL: "https://h/" + strings.Repeat("x", 1000) + "?" + strings.Repeat("y", 4000)}
 	if got, err := backing.ParseHandle(h.String()); err != nil || got != h {
 		t.Errorf("got %v, %v", got, err)
 	}
@@ -107,6 +107,7 @@ func TestParseHandleRefuses(t *testing.T) {
 		"a URL with a fragment":                      {download + "&url=" + "https%3A%2F%2Fh%2Fp%23f", "url has a fragment"},
 		"a URL without a host":                       {download + "&url=http%3A%2F%2F%2Fp", "url names no host"},
 		"an id of another kind":                      {export + "&image-id=0123456789ab-vol-00112233445566778899aabbccddeeff", "image-id"},
+		"too much to be kept":                        {download + "&url=http://h/" + strings.Repeat("x", 2000), "bytes"},
 		"too much":                                   {download + "&url=http://h/" + strings.Repeat("x", backing.MaxHandle), "bytes"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -96,7 +96,7 @@ func TestAMissingCatalogIsNotMade(t *testing.T) {
 func TestWhatANewerVersionWroteIsRefused(t *testing.T) {
 	for name, change := range map[string]func(tx *bbolt.Tx) error{
 		"a newer format": func(tx *bbolt.Tx) error {
-			return tx.Bucket([]byte("meta")).Put([]byte("format"), binary.BigEndian.AppendUint32(nil, 3))
+			return tx.Bucket([]byte("meta")).Put([]byte("format"), binary.BigEndian.AppendUint32(nil, 4))
 		},
 		"a field of a newer version": func(tx *bbolt.Tx) error { return addField(tx) },
 	} {
@@ -123,36 +123,42 @@ func TestWhatANewerVersionWroteIsRefused(t *testing.T) {
 	}
 }
 
-// TestTheOldFormatIsBroughtUpToDate takes away from a catalog what the first version did not have.
-func TestTheOldFormatIsBroughtUpToDate(t *testing.T) {
-	c, path := newCatalog(t, t.TempDir())
-	v := volume("a")
-	if err := errors.Join(c.PutVolume(v), c.Close()); err != nil {
-		t.Fatal(err)
-	}
-	db, err := bbolt.Open(path, 0o600, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	err = db.Update(func(tx *bbolt.Tx) error {
-		for _, name := range []string{"snapshots", "snapshot-names", "groups", "group-names"} {
-			if err := tx.DeleteBucket([]byte(name)); err != nil {
-				return err
-			}
-		}
-		return tx.Bucket([]byte("meta")).Put([]byte("format"), binary.BigEndian.AppendUint32(nil, 1))
-	})
-	if err := errors.Join(err, db.Close()); err != nil {
-		t.Fatal(err)
-	}
-	for range 2 {
-		c = reopen(t, path)
-		if got, err := c.VolumeNamed("a"); err != nil || got.ID != v.ID {
-			t.Errorf("got %v, %v", got, err)
-		}
-		s := catalog.Snapshot{ID: handle.NewSnapshot(pool), State: catalog.Ready, Volume: v.ID}
-		if err := errors.Join(c.PutSnapshot(s), c.Close()); err != nil {
+// TestOldFormatsAreBroughtUpToDate takes away from a catalog what earlier versions did not have.
+func TestOldFormatsAreBroughtUpToDate(t *testing.T) {
+	for format, lacks := range map[uint32][]string{
+		1: {"snapshots", "snapshot-names", "groups", "group-names", "images", "image-names"},
+		2: {"images", "image-names"},
+	} {
+		c, path := newCatalog(t, t.TempDir())
+		v := volume("a")
+		if err := errors.Join(c.PutVolume(v), c.Close()); err != nil {
 			t.Fatal(err)
+		}
+		db, err := bbolt.Open(path, 0o600, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = db.Update(func(tx *bbolt.Tx) error {
+			for _, name := range lacks {
+				if err := tx.DeleteBucket([]byte(name)); err != nil {
+					return err
+				}
+			}
+			return tx.Bucket([]byte("meta")).Put([]byte("format"), binary.BigEndian.AppendUint32(nil, format))
+		})
+		if err := errors.Join(err, db.Close()); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			c = reopen(t, path)
+			if got, err := c.VolumeNamed("a"); err != nil || got.ID != v.ID {
+				t.Errorf("format %d: got %v, %v", format, got, err)
+			}
+			s := catalog.Snapshot{ID: handle.NewSnapshot(pool), State: catalog.Ready, Volume: v.ID}
+			id := handle.NewImage(pool)
+			if err := errors.Join(c.PutSnapshot(s), c.PutImage(catalog.Image{ID: id, Name: id.String(), State: catalog.Ready}), c.Close()); err != nil {
+				t.Fatal(err)
+			}
 		}
 	}
 }

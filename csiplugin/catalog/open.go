@@ -16,11 +16,12 @@ import (
 	"crust.dev/crust/csiplugin/internal/diskfull"
 )
 
-// format is the version of what the file holds. oldFormat knew volumes only; it is brought up to date when it is opened. Any
-// other is refused.
+// format is the version of what the file holds. Older ones, which lacked tables, are brought up to date when they are opened.
+// Any other is refused.
 const (
-	format    = 2
-	oldFormat = 1
+	format          = 3
+	withoutImages   = 2
+	withVolumesOnly = 1
 )
 
 var (
@@ -62,7 +63,7 @@ func create(path string, pool handle.Pool) error {
 			}
 		}
 		meta := tx.Bucket(metaBucket)
-		return errors.Join(volumes.create(tx), snapshots.create(tx), groups.create(tx), putFormat(meta), meta.Put(poolKey, []byte(pool)))
+		return errors.Join(volumes.create(tx), snapshots.create(tx), groups.create(tx), images.create(tx), putFormat(meta), meta.Put(poolKey, []byte(pool)))
 	})
 	if err := errors.Join(err, db.Sync(), db.Close()); err != nil {
 		return err
@@ -122,17 +123,22 @@ func open(path string) (*Catalog, error) {
 	if err := c.db.View(func(tx *bbolt.Tx) error { c.pool, found, err = readMeta(tx); return err }); err != nil {
 		return nil, errors.Join(err, db.Close())
 	}
-	if found == oldFormat {
-		if err := c.update(upgrade); err != nil {
+	if found != format {
+		if err := c.update(func(tx *bbolt.Tx) error { return upgrade(tx, found) }); err != nil {
 			return nil, errors.Join(err, db.Close())
 		}
 	}
 	return c, nil
 }
 
-// upgrade makes a catalog of the present format from one of the old.
-func upgrade(tx *bbolt.Tx) error {
-	return errors.Join(snapshots.create(tx), groups.create(tx), putFormat(tx.Bucket(metaBucket)))
+// upgrade makes a catalog of the present format from an older one.
+func upgrade(tx *bbolt.Tx, from uint32) error {
+	if from == withVolumesOnly {
+		if err := errors.Join(snapshots.create(tx), groups.create(tx)); err != nil {
+			return err
+		}
+	}
+	return errors.Join(images.create(tx), putFormat(tx.Bucket(metaBucket)))
 }
 
 func putFormat(meta *bbolt.Bucket) error {
@@ -173,7 +179,7 @@ func readMeta(tx *bbolt.Tx) (pool handle.Pool, found uint32, err error) {
 	if len(raw) != 4 {
 		return "", 0, fmt.Errorf("it has no format number: %w", errdefs.ErrDataLoss)
 	}
-	if found = binary.BigEndian.Uint32(raw); found != format && found != oldFormat {
+	if found = binary.BigEndian.Uint32(raw); found < withVolumesOnly || found > format {
 		return "", 0, fmt.Errorf("it has format %d, this version knows format %d; use the version that wrote it: %w", found, format, errdefs.ErrFailedPrecondition)
 	}
 	if pool, err = handle.ParsePool(string(meta.Get(poolKey))); err != nil {
@@ -187,11 +193,16 @@ func readAll(tx *bbolt.Tx, found uint32) error {
 	if err := volumes.check(tx); err != nil {
 		return err
 	}
-	if found != oldFormat {
+	if found >= withoutImages {
 		if err := snapshots.check(tx); err != nil {
 			return err
 		}
 		if err := groups.check(tx); err != nil {
+			return err
+		}
+	}
+	if found >= format {
+		if err := images.check(tx); err != nil {
 			return err
 		}
 	}

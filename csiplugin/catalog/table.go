@@ -25,6 +25,7 @@ var (
 	volumes   = table[Volume]{"volume", []byte("volumes"), []byte("names")}
 	snapshots = table[Snapshot]{"snapshot", []byte("snapshots"), []byte("snapshot-names")}
 	groups    = table[Group]{"group snapshot", []byte("groups"), []byte("group-names")}
+	images    = table[Image]{"image", []byte("images"), []byte("image-names")}
 )
 
 func (t table[R]) create(tx *bbolt.Tx) error {

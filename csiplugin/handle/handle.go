@@ -37,12 +37,13 @@ const (
 	KindVolume   Kind = "vol"
 	KindSnapshot Kind = "snap"
 	KindGroup    Kind = "group"
+	KindImage    Kind = "img"
 )
 
 // words are what messages call the kinds, and fields the fields of CSI that carry their handles.
 var (
-	words  = map[Kind]string{KindVolume: "volume", KindSnapshot: "snapshot", KindGroup: "group snapshot"}
-	fields = map[Kind]string{KindVolume: "volume_id", KindSnapshot: "snapshot_id", KindGroup: "group_snapshot_id"}
+	words  = map[Kind]string{KindVolume: "volume", KindSnapshot: "snapshot", KindGroup: "group snapshot", KindImage: "image"}
+	fields = map[Kind]string{KindVolume: "volume_id", KindSnapshot: "snapshot_id", KindGroup: "group_snapshot_id", KindImage: "image id"}
 )
 
 // Handle is a handle of any kind. The zero value names nothing. Handles can be compared with ==.
@@ -149,6 +150,24 @@ func ParseGroup(s string) (Group, error) {
 // UnmarshalText is [ParseGroup], for encoding/json.
 func (g *Group) UnmarshalText(text []byte) (err error) {
 	*g, err = ParseGroup(string(text))
+	return err
+}
+
+// Image is the handle of a backing image. CSI never sees it by itself but as a part of a handle "bi://".
+type Image struct{ Handle }
+
+// NewImage draws a handle for a new image in a pool.
+func NewImage(pool Pool) Image { return Image{draw(KindImage, pool)} }
+
+// ParseImage reads the handle of an image. Its errors are those of [ParseVolume].
+func ParseImage(s string) (Image, error) {
+	h, err := parse(KindImage, s)
+	return Image{h}, err
+}
+
+// UnmarshalText is [ParseImage], for encoding/json.
+func (i *Image) UnmarshalText(text []byte) (err error) {
+	*i, err = ParseImage(string(text))
 	return err
 }
 

@@ -25,9 +25,9 @@ const (
 
 // order is what the child has to do.
 type order struct {
-	// Argv is the command line, and Tool the path of the program.
-	Argv []string
-	Tool string
+	// Argv is the command line. Tools are the paths of prlimit(1) and of the program.
+	Argv  []string
+	Tools [2]string
 	// Dir is where the new root is mounted.
 	Dir string
 	UID int
@@ -73,12 +73,13 @@ func become() error {
 	if err := dropRights(o.UID); err != nil {
 		return err
 	}
-	argv0, argv, envv := o.Tool, o.Argv, []string{"LC_ALL=C", "PATH=/usr/bin"}
-	// The last thing: Go itself has more address space than that.
-	if err := unix.Setrlimit(unix.RLIMIT_AS, &unix.Rlimit{Cur: uint64(o.Memory), Max: uint64(o.Memory)}); err != nil {
-		return fmt.Errorf("limit of memory: %w", err)
-	}
-	return fmt.Errorf("execute %s: %w", argv0, unix.Exec(argv0, argv, envv))
+	return fmt.Errorf("execute %s: %w", o.Tools[0], unix.Exec(o.Tools[0], o.commandLine(), []string{"LC_ALL=C", "PATH=/usr/bin"}))
+}
+
+// commandLine has prlimit set the limit of memory: Go's runtime has more than that already, and dies of it if it wants another
+// page before it is replaced.
+func (o order) commandLine() []string {
+	return append([]string{"prlimit", fmt.Sprintf("--as=%d", o.Memory), "--", o.Tools[1]}, o.Argv[1:]...)
 }
 
 // furnish makes a root of /usr and of the files.

@@ -197,7 +197,11 @@ func (c *Converter) run(ctx context.Context, o order, report func(io.Reader)) er
 }
 
 func (c *Converter) start(ctx context.Context, o order, path string, report func(io.Reader)) error {
-	o.Tool, o.Dir, o.UID, o.Memory, o.CPU = path, c.cfg.Dir, c.cfg.UID, c.cfg.Memory, int64(c.cfg.MaxTime/time.Second)+1
+	prlimit, err := exec.LookPath("prlimit")
+	if err != nil {
+		return fmt.Errorf("prlimit is not installed where this plugin runs; install util-linux: %w", errdefs.ErrFailedPrecondition)
+	}
+	o.Tools, o.Dir, o.UID, o.Memory, o.CPU = [2]string{prlimit, path}, c.cfg.Dir, c.cfg.UID, c.cfg.Memory, int64(c.cfg.MaxTime/time.Second)+1
 	text, err := json.Marshal(o)
 	if err != nil {
 		return err

@@ -196,6 +196,8 @@ func (h header) checkExtensions(r io.ReaderAt, size int64) error {
 		rest = rest[8:]
 		padded := (length + 7) &^ 7
 		switch {
+		case padded > int64(len(rest)): // QEMU looks at the length of the last one, too
+			return refused("a header extension has %d bytes and does not end in the first cluster", length)
 		case kind == endOfExtensions:
 			return nil
 		case kind == backingFormat:
@@ -208,8 +210,6 @@ func (h header) checkExtensions(r io.ReaderAt, size int64) error {
 			return refused("it has bitmaps in it; leave them out with qemu-img convert -O qcow2")
 		case kind != featureNames:
 			return refused("it has a header extension that is not known, %#x", kind)
-		case padded > int64(len(rest)):
-			return refused("a header extension has %d bytes and does not end in the first cluster", length)
 		}
 		rest = rest[padded:]
 	}
