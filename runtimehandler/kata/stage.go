@@ -31,6 +31,9 @@ func (h *Handler) Stage(ctx context.Context, d runtimehandler.Deferral) error {
 	if err != nil {
 		return fmt.Errorf("volume %s: record: %w", d.VolumeID, err)
 	}
+	if who == stranger {
+		return fmt.Errorf("volume %s: %w", d.VolumeID, h.taken(name)) // before anything is done on the device
+	}
 	again := who == ours && h.same(old, raw)
 	work, err := h.needed(d, again)
 	if err != nil {

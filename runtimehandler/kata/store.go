@@ -76,7 +76,7 @@ func (h *Handler) put(name string, raw []byte) error {
 	case who == ours && bytes.Equal(have, raw):
 		return nil
 	case who == stranger:
-		return fmt.Errorf("%s is there already and belongs to somebody else; remove it if no pod uses it: %w", filepath.Join(target, infoName), errdefs.ErrFailedPrecondition)
+		return h.taken(name)
 	case who == ours:
 		// What sandboxes have left in it is about another volume.
 		if err := h.withdraw(name); err != nil {
@@ -103,6 +103,12 @@ func (h *Handler) put(name string, raw []byte) error {
 		return errors.Join(err, os.RemoveAll(dir))
 	}
 	return syncDir(h.paths.records)
+}
+
+// taken is the refusal of a record in the place of somebody else's.
+func (h *Handler) taken(name string) error {
+	return fmt.Errorf("record %s is there already and belongs to somebody else; remove it if no pod uses it: %w",
+		filepath.Join(h.paths.records, name, infoName), errdefs.ErrFailedPrecondition)
 }
 
 // prepare makes a record in the scratch directory.
