@@ -30,6 +30,7 @@ func kataRequest(volume, target string) *csi.NodePublishVolumeRequest {
 func kataNode(t *testing.T) (*node, *stand.Node) {
 	t.Helper()
 	n := newNode(t, func(c *crust.Config) {
+		c.HTTPAddress = freeAddress(t)
 		c.AdminEndpoint = strings.Replace(c.KEPEndpoint, "kep.sock", "admin.sock", 1)
 	})
 	return n, stand.At(t, kataRoot(n.path("run")))
@@ -154,6 +155,12 @@ func TestKataBreach(t *testing.T) {
 	}
 	if got := health(); len(got) != 1 || got[0].GetStatus() != csi.VolumeHealthErrorType_INACCESSIBLE || got[0].GetReason() != "SandboxWithoutVolume" {
 		t.Errorf("health: %v", got)
+	}
+	_, body := get(t, n.config.HTTPAddress, "/metrics")
+	for _, want := range []string{`crust_deferrals{handler="kata",state="breached"} 1`, `crust_reconcile_findings_total{kind="breached"} 1`} {
+		if !strings.Contains(body, want+"\n") {
+			t.Errorf("the metrics lack %s", want)
+		}
 	}
 
 	broken.Stop()
