@@ -64,7 +64,6 @@ func (h *host) compareCopies(b *testing.B, name string, v *volume, all bool) {
 	must(b, err)
 	extents := float64(list.GetObjects()[0].GetExtents())
 	b.Run(name+"/snapshot", func(b *testing.B) {
-		b.ReportMetric(extents, "extents")
 		for b.Loop() {
 			id := h.snapshot("s", v.id)
 			b.StopTimer()
@@ -72,6 +71,7 @@ func (h *host) compareCopies(b *testing.B, name string, v *volume, all bool) {
 			must(b, err)
 			b.StartTimer()
 		}
+		b.ReportMetric(extents, "extents")
 	})
 	snap := h.snapshot("s", v.id)
 	b.Run(name+"/restore", func(b *testing.B) {
