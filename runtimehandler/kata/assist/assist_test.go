@@ -290,3 +290,28 @@ func FuzzSuperblock(f *testing.F) {
 		}
 	})
 }
+
+// TestABlockDevice: the same on a block device, and not while it is mounted.
+func TestABlockDevice(t *testing.T) {
+	priv.Root(t)
+	backing := image(t, 64<<20)
+	device := strings.TrimSpace(command(t, "losetup", "--find", "--show", backing))
+	t.Cleanup(func() { command(t, "losetup", "-d", device) })
+	group := uint32(4711)
+	w := assist.Work{
+		Device: device, FSType: "ext4", SizeBytes: 64 << 20, NeverWritten: true, Group: &group, OnRootMismatch: true,
+		Steps: []assist.Step{assist.Format, assist.Check, assist.Chown},
+	}
+	for range 2 {
+		if err := assist.Run(t.Context(), nil, w); err != nil {
+			t.Fatal(err)
+		}
+	}
+	dir := t.TempDir()
+	command(t, "mount", device, dir)
+	err := assist.Run(t.Context(), nil, w)
+	command(t, "umount", dir)
+	if !errdefs.IsFailedPrecondition(err) || !strings.Contains(err.Error(), "in use") {
+		t.Errorf("on a mounted device: %v", err)
+	}
+}
