@@ -53,6 +53,30 @@ func TestRecord(t *testing.T) {
 	}
 }
 
+// TestSweepWithAnOldList: what was staged or unstaged after the list was made is not overruled.
+func TestSweepWithAnOldList(t *testing.T) {
+	r := newRuntime(t)
+	d, h := staged(t, r), r.Handler()
+	if err := h.Stage(t.Context(), d); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := h.Sweep(t.Context(), nil); err != nil { // a list from before
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(r.record(d.TargetPath)); err != nil {
+		t.Errorf("the sweep has removed a record that was just put out: %v", err)
+	}
+	if err := h.Unstage(t.Context(), d.TargetPath); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := h.Sweep(t.Context(), []runtimehandler.Deferral{d}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(r.record(d.TargetPath)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the sweep has put back a record that was just removed: %v", err)
+	}
+}
+
 func TestStrangersAreLeftAlone(t *testing.T) {
 	r := newRuntime(t)
 	d := staged(t, r)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -37,7 +38,14 @@ type Config struct {
 }
 
 // Handler is a runtimehandler.Handler.
-type Handler struct{ config Config }
+type Handler struct {
+	config Config
+
+	mu sync.Mutex // held while records are changed
+	// own has the records that this process has put out (true) or removed (false). The list of deferrals that Sweep is
+	// given may be older than either, and must not overrule it.
+	own map[string]bool
+}
 
 var _ runtimehandler.Handler = (*Handler)(nil)
 
@@ -50,7 +58,7 @@ func New(c Config) (*Handler, error) {
 		return nil, fmt.Errorf("handler %s: root %q must be absolute and timeout %v positive: %w", c.Name, c.Root, c.Timeout, errdefs.ErrInvalidArgument)
 	}
 	c.Capabilities.Freeze = false // the command has no such verb
-	return &Handler{config: c}, nil
+	return &Handler{config: c, own: map[string]bool{}}, nil
 }
 
 // Name is constant.

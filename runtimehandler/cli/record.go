@@ -91,6 +91,17 @@ func (h *Handler) open() (*os.Root, error) {
 
 // Stage puts the record out, in one step.
 func (h *Handler) Stage(_ context.Context, d runtimehandler.Deferral) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if err := h.stage(d); err != nil {
+		return err
+	}
+	h.own[recordName(d.TargetPath)] = true
+	return nil
+}
+
+// stage is Stage for a caller that holds mu.
+func (h *Handler) stage(d runtimehandler.Deferral) error {
 	raw, err := encode(d)
 	if err != nil {
 		return err
@@ -151,12 +162,16 @@ func syncDir(root *os.Root) error {
 
 // Unstage removes the record. What else the runtime has put beside it is the runtime's, and stays.
 func (h *Handler) Unstage(_ context.Context, targetPath string) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
 	root, err := h.open()
 	if err != nil {
 		return err
 	}
 	defer root.Close()
-	if err := remove(root, recordName(targetPath)); err != nil {
+	name := recordName(targetPath)
+	h.own[name] = false
+	if err := remove(root, name); err != nil {
 		return fmt.Errorf("record of %s: %w", targetPath, err)
 	}
 	return nil
@@ -176,7 +191,9 @@ func remove(root *os.Root, name string) error {
 }
 
 // Sweep puts back missing records, removes those of ours that are no longer staged, and reports the rest.
-func (h *Handler) Sweep(ctx context.Context, staged []runtimehandler.Deferral) ([]runtimehandler.Leftover, error) {
+func (h *Handler) Sweep(_ context.Context, staged []runtimehandler.Deferral) ([]runtimehandler.Leftover, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
 	root, err := h.open()
 	if err != nil {
 		return nil, err
@@ -185,8 +202,16 @@ func (h *Handler) Sweep(ctx context.Context, staged []runtimehandler.Deferral) (
 	known := map[string]bool{}
 	var errs []error
 	for _, d := range staged {
-		known[recordName(d.TargetPath)] = true
-		errs = append(errs, h.Stage(ctx, d))
+		name := recordName(d.TargetPath)
+		known[name] = true
+		if out, ours := h.own[name]; out || !ours {
+			errs = append(errs, h.stage(d))
+		}
+	}
+	for name, out := range h.own {
+		if !out && !known[name] {
+			delete(h.own, name) // no later list can have it
+		}
 	}
 	entries, err := fs.ReadDir(root.FS(), ".")
 	if err != nil {
@@ -194,7 +219,8 @@ func (h *Handler) Sweep(ctx context.Context, staged []runtimehandler.Deferral) (
 	}
 	var left []runtimehandler.Leftover
 	for _, e := range entries {
-		if known[e.Name()] || known[strings.TrimPrefix(e.Name(), temporary)] || slices.Contains(h.config.Ignore, e.Name()) {
+		name := strings.TrimPrefix(e.Name(), temporary)
+		if known[name] || h.own[name] || slices.Contains(h.config.Ignore, e.Name()) {
 			continue
 		}
 		l, err := h.sweepEntry(root, e)
