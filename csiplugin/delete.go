@@ -35,6 +35,7 @@ func (c *controller) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequ
 	if err := c.remove(ctx, v); err != nil {
 		return nil, err
 	}
+	c.freeBases(ctx, v.ID)
 	return &csi.DeleteVolumeResponse{}, nil
 }
 

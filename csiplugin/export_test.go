@@ -12,6 +12,9 @@ func (p *Plugin) Watch(f func(context.Context) context.Context) { p.watch = f }
 // SetBoot makes the plugin believe that the machine's boot id is id.
 func (p *Plugin) SetBoot(id string) { p.boot = func() (string, error) { return id, nil } }
 
+// Dispensable is dispensable.
+var Dispensable = dispensable
+
 // ParsePath is parsePath.
 var ParsePath = parsePath
 

@@ -20,6 +20,7 @@ func (p *Plugin) register(server *grpc.Server, s *store) {
 		c := &controller{store: s}
 		csi.RegisterControllerServer(server, c)
 		csi.RegisterGroupControllerServer(server, &groupController{controller: c})
+		poolv1.RegisterBasesServer(server, &basesService{store: s})
 		csi.RegisterSnapshotMetadataServer(server, &snapshotMetadata{store: s, block: p.cfg.MetadataBlock})
 	}
 	if p.cfg.Mode.node() {

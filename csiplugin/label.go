@@ -14,6 +14,8 @@ type label struct {
 	Snapshot *catalog.Snapshot `json:"snapshot,omitempty"`
 	// Group is that of a snapshot that is one of a group.
 	Group *catalog.Group `json:"group,omitempty"`
+	// Base is the record of a snapshot that was deleted and is kept to be compared with.
+	Base *catalog.Base `json:"base,omitempty"`
 }
 
 func (l label) encode() ([]byte, error) {

@@ -23,6 +23,8 @@ import (
 type Repaired struct {
 	// Volumes, Snapshots and Groups are how many records were made; what the catalog knew is not counted.
 	Volumes, Snapshots, Groups int
+	// Bases are snapshots that were deleted and are kept to be compared with; those that the catalog knew are counted, too.
+	Bases int
 	// Guessed are volumes that nothing was noted with: their names are "recovered-" and the id, their filesystems are what
 	// blkid finds, and their parameters are lost.
 	Guessed []string
@@ -102,6 +104,9 @@ func (r *repair) object(ctx context.Context, name engine.Name, h handle.Handle) 
 			return err
 		}
 		return r.volume(ctx, id, l.Volume, st)
+	case l.Base != nil && l.Base.ID.Handle == h:
+		r.found.Bases++
+		return r.catalog.KeepBase(*l.Base)
 	case l.Snapshot == nil || l.Snapshot.ID.Handle != h:
 		r.found.Unknown = append(r.found.Unknown, string(name))
 		return nil

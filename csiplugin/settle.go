@@ -65,7 +65,7 @@ func (s *store) recoverSnapshots(ctx context.Context) error {
 			attention(snap.ID.String(), s.seal(ctx, snap))
 		}
 	}
-	return nil
+	return s.recoverBases(ctx)
 }
 
 func (s *store) recoverVolume(ctx context.Context, v catalog.Volume) error {

@@ -14,6 +14,7 @@ import (
 
 	"crust.dev/crust/csiplugin/catalog"
 	"crust.dev/crust/csiplugin/handle"
+	"crust.dev/crust/protocol/rpc"
 	"crust.dev/crust/protocol/rpc/crashpoint"
 )
 
@@ -48,13 +49,20 @@ func parseSnapshotParameters(parameters map[string]string) (map[string]string, e
 	for key, value := range parameters {
 		switch {
 		case strings.HasPrefix(key, coPrefix):
+			continue
+		case key == ParameterKeepBases:
+			if _, err := parseKeepBases(value); err != nil {
+				return nil, err
+			}
 		case key != ParameterConsistency:
-			return nil, invalid("parameter %.64q is not one of this driver's; it has %s", key, ParameterConsistency)
+			return nil, invalid("parameter %.64q is not one of this driver's; it has %s and %s", key, ParameterConsistency, ParameterKeepBases)
 		case value != consistencyCrash && value != consistencyFilesystem:
 			return nil, invalid("parameter %s is %.64q; want %s or %s", key, value, consistencyCrash, consistencyFilesystem)
-		default:
-			ours = map[string]string{key: value}
 		}
+		if ours == nil {
+			ours = map[string]string{}
+		}
+		ours[key] = value
 	}
 	return ours, nil
 }
@@ -245,29 +253,44 @@ func (c *controller) deleteSnapshot(ctx context.Context, text string) error {
 	if err := id.In(c.pool); err != nil {
 		return err
 	}
-	release, err := c.locks.try("snapshot " + text)
+	snap, err := c.deleteOne(ctx, id)
+	if err == nil {
+		c.freeBases(ctx, snap.Volume)
+	}
+	return err
+}
+
+// deleteOne deletes a snapshot that is none of a group, or makes it a base.
+func (c *controller) deleteOne(ctx context.Context, id handle.Snapshot) (catalog.Snapshot, error) {
+	release, err := c.locks.try("snapshot " + id.String())
 	if err != nil {
-		return err
+		return catalog.Snapshot{}, err
 	}
 	defer release()
 	snap, err := c.catalog.Snapshot(id)
 	switch {
 	case err != nil:
-		return err
+		return snap, err
 	case snap.Group != (handle.Group{}):
-		return invalid("snapshot %s is one of group snapshot %s; delete that", snap.ID, snap.Group)
+		return snap, invalid("snapshot %s is one of group snapshot %s; delete that", snap.ID, snap.Group)
+	}
+	if snap.State == catalog.Ready && keepsBases(snap) > 0 {
+		if err := c.keepAsBase(ctx, snap); !errors.Is(err, errdefs.ErrResourceExhausted) {
+			return snap, err
+		}
+		rpc.Logger(ctx).WarnContext(ctx, "the pool is full: a snapshot is deleted that should be kept as a base", logSnapshot, snap.ID.String())
 	}
 	if snap.State == catalog.Ready {
 		if err := c.engine.Idle(ctx, object(snap.ID)); err != nil && !errors.Is(err, errdefs.ErrNotFound) {
-			return err
+			return snap, err
 		}
 		snap.State = catalog.Deleting
 		if err := c.catalog.PutSnapshot(snap); err != nil {
-			return err
+			return snap, err
 		}
 		crashpoint.At(ctx, "deletion intended")
 	}
-	return c.removeSnapshot(ctx, snap)
+	return snap, c.removeSnapshot(ctx, snap)
 }
 
 // removeSnapshot removes a snapshot whose record says Creating or Deleting.

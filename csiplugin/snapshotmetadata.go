@@ -140,9 +140,6 @@ func (s *store) holdCut(id handle.Snapshot) (catalog.Snapshot, func(), error) {
 	return s.holdSnapshot(id)
 }
 
-// holdBase is holdCut for the older of two snapshots.
-func (s *store) holdBase(id handle.Snapshot) (catalog.Snapshot, func(), error) { return s.holdCut(id) }
-
 // comparable returns nil if a snapshot can be compared with an earlier one. If they do not belong together it is
 // ErrInvalidArgument, and if the earlier one's data is gone ErrFailedPrecondition.
 func (m *snapshotMetadata) comparable(ctx context.Context, base, target catalog.Snapshot) error {

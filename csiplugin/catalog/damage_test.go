@@ -96,7 +96,7 @@ func TestAMissingCatalogIsNotMade(t *testing.T) {
 func TestWhatANewerVersionWroteIsRefused(t *testing.T) {
 	for name, change := range map[string]func(tx *bbolt.Tx) error{
 		"a newer format": func(tx *bbolt.Tx) error {
-			return tx.Bucket([]byte("meta")).Put([]byte("format"), binary.BigEndian.AppendUint32(nil, 4))
+			return tx.Bucket([]byte("meta")).Put([]byte("format"), binary.BigEndian.AppendUint32(nil, 5))
 		},
 		"a field of a newer version": func(tx *bbolt.Tx) error { return addField(tx) },
 	} {
@@ -126,8 +126,9 @@ func TestWhatANewerVersionWroteIsRefused(t *testing.T) {
 // TestOldFormatsAreBroughtUpToDate takes away from a catalog what earlier versions did not have.
 func TestOldFormatsAreBroughtUpToDate(t *testing.T) {
 	for format, lacks := range map[uint32][]string{
-		1: {"snapshots", "snapshot-names", "groups", "group-names", "images", "image-names"},
-		2: {"images", "image-names"},
+		1: {"snapshots", "snapshot-names", "groups", "group-names", "images", "image-names", "bases", "base-names"},
+		2: {"images", "image-names", "bases", "base-names"},
+		3: {"bases", "base-names"},
 	} {
 		c, path := newCatalog(t, t.TempDir())
 		v := volume("a")
@@ -156,7 +157,8 @@ func TestOldFormatsAreBroughtUpToDate(t *testing.T) {
 			}
 			s := catalog.Snapshot{ID: handle.NewSnapshot(pool), State: catalog.Ready, Volume: v.ID}
 			id := handle.NewImage(pool)
-			if err := errors.Join(c.PutSnapshot(s), c.PutImage(catalog.Image{ID: id, Name: id.String(), State: catalog.Ready}), c.Close()); err != nil {
+			if err := errors.Join(c.PutSnapshot(s), c.PutImage(catalog.Image{ID: id, Name: id.String(), State: catalog.Ready}),
+				c.KeepBase(catalog.Base{ID: handle.NewSnapshot(pool), Volume: v.ID}), c.Close()); err != nil {
 				t.Fatal(err)
 			}
 		}

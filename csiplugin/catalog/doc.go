@@ -13,6 +13,7 @@
 // Volumes, snapshots and group snapshots are tables of their own, keyed by their handles, each with its own space of names.
 // A volume that was made from another or from a snapshot names that in [Volume.Source], which may be gone since: nothing in
 // here depends on anything else. A group snapshot and its members are written together.
+// A snapshot that was deleted and is kept to be compared with is in a table of its own, the bases; it moves there in one step.
 //
 // Nothing confidential is in it: of mount flags, which CSI allows to be confidential, there is only a digest.
 package catalog

@@ -19,7 +19,8 @@ import (
 // format is the version of what the file holds. Older ones, which lacked tables, are brought up to date when they are opened.
 // Any other is refused.
 const (
-	format          = 3
+	format          = 4
+	withoutBases    = 3
 	withoutImages   = 2
 	withVolumesOnly = 1
 )
@@ -63,7 +64,7 @@ func create(path string, pool handle.Pool) error {
 			}
 		}
 		meta := tx.Bucket(metaBucket)
-		return errors.Join(volumes.create(tx), snapshots.create(tx), groups.create(tx), images.create(tx), putFormat(meta), meta.Put(poolKey, []byte(pool)))
+		return errors.Join(volumes.create(tx), snapshots.create(tx), groups.create(tx), images.create(tx), bases.create(tx), putFormat(meta), meta.Put(poolKey, []byte(pool)))
 	})
 	if err := errors.Join(err, db.Sync(), db.Close()); err != nil {
 		return err
@@ -138,7 +139,12 @@ func upgrade(tx *bbolt.Tx, from uint32) error {
 			return err
 		}
 	}
-	return errors.Join(images.create(tx), putFormat(tx.Bucket(metaBucket)))
+	if from <= withoutImages {
+		if err := images.create(tx); err != nil {
+			return err
+		}
+	}
+	return errors.Join(bases.create(tx), putFormat(tx.Bucket(metaBucket)))
 }
 
 func putFormat(meta *bbolt.Bucket) error {
@@ -201,8 +207,13 @@ func readAll(tx *bbolt.Tx, found uint32) error {
 			return err
 		}
 	}
-	if found >= format {
+	if found >= withoutBases {
 		if err := images.check(tx); err != nil {
+			return err
+		}
+	}
+	if found >= format {
+		if err := bases.check(tx); err != nil {
 			return err
 		}
 	}

@@ -26,6 +26,7 @@ var (
 	snapshots = table[Snapshot]{"snapshot", []byte("snapshots"), []byte("snapshot-names")}
 	groups    = table[Group]{"group snapshot", []byte("groups"), []byte("group-names")}
 	images    = table[Image]{"image", []byte("images"), []byte("image-names")}
+	bases     = table[Base]{"base", []byte("bases"), []byte("base-names")}
 )
 
 func (t table[R]) create(tx *bbolt.Tx) error {

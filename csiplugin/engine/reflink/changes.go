@@ -32,6 +32,11 @@ func (e *Engine) Seal(_ context.Context, name engine.Name) error {
 	return nil
 }
 
+func isImmutable(f *os.File) (bool, error) {
+	attr, err := fileattr.Get(f)
+	return attr.Flags&fileattr.Immutable != 0, err
+}
+
 // setImmutable marks a file as immutable or takes the mark off, durably.
 func setImmutable(f *os.File, on bool) error {
 	attr, err := fileattr.Get(f)

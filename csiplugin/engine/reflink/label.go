@@ -18,14 +18,26 @@ const labelName = "user.crust.label"
 
 // SetLabel writes the attribute.
 func (e *Engine) SetLabel(_ context.Context, name engine.Name, label []byte) error {
-	f, err := e.open(name, os.O_RDWR)
+	f, err := e.open(name, os.O_RDONLY)
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(setLabel(f, label), f.Sync(), f.Close()); err != nil {
+	if err := errors.Join(relabel(f, label), f.Sync(), f.Close()); err != nil {
 		return fmt.Errorf("label object %s: %w", name, diskfull.Kind(err))
 	}
 	return nil
+}
+
+// relabel takes the seal off a file for a moment if there is one.
+func relabel(f *os.File, label []byte) error {
+	sealed, err := isImmutable(f)
+	if err != nil || !sealed {
+		return errors.Join(err, setLabel(f, label))
+	}
+	if err := setImmutable(f, false); err != nil {
+		return err
+	}
+	return errors.Join(setLabel(f, label), setImmutable(f, true))
 }
 
 func setLabel(f *os.File, label []byte) error {
