@@ -33,6 +33,8 @@ are in the status of VolumeSnapshotContents, as snapshotHandle.`,
 		c.rangesCommand("allocated SNAPSHOT", "Print the ranges of a snapshot that hold data", cobra.ExactArgs(1)),
 		c.rangesCommand("delta SNAPSHOT BASE", "Print the ranges of a snapshot that may differ from an earlier one of the same volume", cobra.ExactArgs(2)),
 		c.copyCommand(),
+		c.basesCommand(),
+		c.releaseCommand(),
 	)
 	return cmd
 }
