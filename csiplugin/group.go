@@ -78,18 +78,7 @@ func (g *groupController) CreateVolumeGroupSnapshot(ctx context.Context, req *cs
 	if err != nil {
 		return nil, err
 	}
-	made, err := run(ctx, g.jobs, func(ctx context.Context) (catalog.Group, error) {
-		release, err := g.locks.try("group snapshot name " + want.name)
-		if err != nil {
-			return catalog.Group{}, err
-		}
-		defer release()
-		found, err := g.existingGroup(ctx, want)
-		if errors.Is(err, errdefs.ErrNotFound) {
-			return g.cutGroup(ctx, want)
-		}
-		return found, err
-	})
+	made, err := findOrMake(ctx, g.store, "group snapshot name "+want.name, want, g.existingGroup, g.cutGroup)
 	if err != nil {
 		return nil, err
 	}

@@ -2,6 +2,7 @@ package csiplugin
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 
@@ -31,6 +32,24 @@ func run[T any](ctx context.Context, j *jobs, f func(context.Context) (T, error)
 		var none T
 		return none, fmt.Errorf("it takes longer than the caller waits and goes on; ask again: %v: %w", context.Cause(ctx), errdefs.ErrAborted)
 	}
+}
+
+// findOrMake returns what find finds of a name, or what create makes if that is ErrNotFound. One call at a time works on a
+// name; it is carried on when its caller gives up.
+func findOrMake[T, W any](ctx context.Context, s *store, lock string, want W, find, create func(context.Context, W) (T, error)) (T, error) {
+	return run(ctx, s.jobs, func(ctx context.Context) (T, error) {
+		release, err := s.locks.try(lock)
+		if err != nil {
+			var none T
+			return none, err
+		}
+		defer release()
+		found, err := find(ctx, want)
+		if errors.Is(err, errdefs.ErrNotFound) {
+			return create(ctx, want)
+		}
+		return found, err
+	})
 }
 
 // wait waits until all jobs have ended, or ctx has.

@@ -86,6 +86,36 @@ func poolView(p *poolv1.GetStatusResponse) output.View {
 	)
 }
 
+// listCommandOf is a subcommand that lists objects of the pool: those that CSI lists, page by page, with what the pool
+// knows of them.
+func listCommandOf(o *options, use, short string, page func(context.Context, *grpc.ClientConn, string) (ids []string, next string, err error),
+	view func([]*poolv1.Object, *driverOptions) output.View) *cobra.Command {
+	cmd := driverCommand(o, use, short, func(d *driverOptions, ctx context.Context, conn *grpc.ClientConn, cmd *cobra.Command) error {
+		d.extents, _ = cmd.Flags().GetBool("sharing")
+		objects, err := d.objects(ctx, conn)
+		if err != nil {
+			return err
+		}
+		var listed []*poolv1.Object
+		for token := ""; ; {
+			ids, next, err := page(ctx, conn, token)
+			if err != nil {
+				return err
+			}
+			for _, id := range ids {
+				if o := objects[id]; o != nil { // else it was made just now
+					listed = append(listed, o)
+				}
+			}
+			if token = next; token == "" {
+				return d.format.Print(cmd.OutOrStdout(), &poolv1.ListObjectsResponse{Objects: listed}, view(listed, d))
+			}
+		}
+	})
+	cmd.Flags().Bool("sharing", false, "look at every extent: what is shared, and in how many pieces the data lies")
+	return cmd
+}
+
 // objects are those of the pool by their ids.
 func (d *driverOptions) objects(ctx context.Context, conn *grpc.ClientConn) (map[string]*poolv1.Object, error) {
 	resp, err := poolv1.NewPoolClient(conn).ListObjects(ctx, &poolv1.ListObjectsRequest{Extents: d.extents})

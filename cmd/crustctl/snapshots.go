@@ -15,40 +15,15 @@ import (
 )
 
 func snapshotsCommand(o *options) *cobra.Command {
-	cmd := driverCommand(o, "snapshots", "List the snapshots of this node's pool: of what, what they share, what was made from them", func(d *driverOptions, ctx context.Context, conn *grpc.ClientConn, cmd *cobra.Command) error {
-		d.extents, _ = cmd.Flags().GetBool("sharing")
-		snapshots, err := d.snapshots(ctx, conn)
-		if err != nil {
-			return err
-		}
-		return d.format.Print(cmd.OutOrStdout(), &poolv1.ListObjectsResponse{Objects: snapshots}, snapshotsView(snapshots, d))
-	})
-	cmd.Flags().Bool("sharing", false, "look at every extent: what is shared, and in how many pieces a snapshot lies")
-	return cmd
+	return listCommandOf(o, "snapshots", "List the snapshots of this node's pool: of what, what they share, what was made from them", pageSnapshots, snapshotsView)
 }
 
-// snapshots are those that CSI lists, with what the pool knows of them.
-func (d *driverOptions) snapshots(ctx context.Context, conn *grpc.ClientConn) ([]*poolv1.Object, error) {
-	objects, err := d.objects(ctx, conn)
-	if err != nil {
-		return nil, err
+func pageSnapshots(ctx context.Context, conn *grpc.ClientConn, token string) (ids []string, next string, err error) {
+	resp, err := csi.NewControllerClient(conn).ListSnapshots(ctx, &csi.ListSnapshotsRequest{StartingToken: token})
+	for _, entry := range resp.GetEntries() {
+		ids = append(ids, entry.GetSnapshot().GetSnapshotId())
 	}
-	var snapshots []*poolv1.Object
-	req := &csi.ListSnapshotsRequest{}
-	for {
-		resp, err := csi.NewControllerClient(conn).ListSnapshots(ctx, req)
-		if err != nil {
-			return nil, err
-		}
-		for _, entry := range resp.GetEntries() {
-			if o := objects[entry.GetSnapshot().GetSnapshotId()]; o != nil { // else it was cut just now
-				snapshots = append(snapshots, o)
-			}
-		}
-		if req.StartingToken = resp.GetNextToken(); req.GetStartingToken() == "" {
-			return snapshots, nil
-		}
-	}
+	return ids, resp.GetNextToken(), err
 }
 
 func snapshotsView(snapshots []*poolv1.Object, d *driverOptions) output.View {

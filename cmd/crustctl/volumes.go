@@ -15,42 +15,15 @@ import (
 )
 
 func volumesCommand(o *options) *cobra.Command {
-	var d *driverOptions
-	cmd := driverCommand(o, "volumes", "List the volumes of this node's pool: sizes, what they share, what was made from them", func(options *driverOptions, ctx context.Context, conn *grpc.ClientConn, cmd *cobra.Command) error {
-		d = options
-		d.extents, _ = cmd.Flags().GetBool("sharing")
-		volumes, err := d.volumes(ctx, conn)
-		if err != nil {
-			return err
-		}
-		return d.format.Print(cmd.OutOrStdout(), &poolv1.ListObjectsResponse{Objects: volumes}, volumesView(volumes, d))
-	})
-	cmd.Flags().Bool("sharing", false, "look at every extent: what is shared, and in how many pieces a volume lies")
-	return cmd
+	return listCommandOf(o, "volumes", "List the volumes of this node's pool: sizes, what they share, what was made from them", pageVolumes, volumesView)
 }
 
-// volumes are those that CSI lists, with what the pool knows of them.
-func (d *driverOptions) volumes(ctx context.Context, conn *grpc.ClientConn) ([]*poolv1.Object, error) {
-	objects, err := d.objects(ctx, conn)
-	if err != nil {
-		return nil, err
+func pageVolumes(ctx context.Context, conn *grpc.ClientConn, token string) (ids []string, next string, err error) {
+	resp, err := csi.NewControllerClient(conn).ListVolumes(ctx, &csi.ListVolumesRequest{StartingToken: token})
+	for _, entry := range resp.GetEntries() {
+		ids = append(ids, entry.GetVolume().GetVolumeId())
 	}
-	var volumes []*poolv1.Object
-	req := &csi.ListVolumesRequest{}
-	for {
-		resp, err := csi.NewControllerClient(conn).ListVolumes(ctx, req)
-		if err != nil {
-			return nil, err
-		}
-		for _, entry := range resp.GetEntries() {
-			if o := objects[entry.GetVolume().GetVolumeId()]; o != nil { // else it was made just now
-				volumes = append(volumes, o)
-			}
-		}
-		if req.StartingToken = resp.GetNextToken(); req.GetStartingToken() == "" {
-			return volumes, nil
-		}
-	}
+	return ids, resp.GetNextToken(), err
 }
 
 func volumesView(volumes []*poolv1.Object, d *driverOptions) output.View {
