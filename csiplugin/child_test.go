@@ -39,6 +39,7 @@ func runChild() {
 	p, err := csiplugin.New(csiplugin.Config{
 		Endpoint: o.Endpoint, NodeID: "node-1", PoolDir: o.Pool, Crustd: o.Crustd, Mode: csiplugin.ModeAll,
 		DriverName: csiplugin.DefaultDriverName, Version: "test", Log: slog.New(slog.NewTextHandler(os.Stderr, nil)),
+		Images: fromHere,
 	})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)

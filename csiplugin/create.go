@@ -26,7 +26,11 @@ func (c *controller) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequ
 	if err != nil {
 		return nil, err
 	}
-	return &csi.CreateVolumeResponse{Volume: c.described(v)}, nil
+	described := c.described(v)
+	if want.image != nil {
+		described.ContentSource = req.GetVolumeContentSource() // the caller knows what the record does not keep
+	}
+	return &csi.CreateVolumeResponse{Volume: described}, nil
 }
 
 // described is a volume as CSI describes it.
@@ -72,7 +76,7 @@ func (c *controller) matches(v catalog.Volume, want createRequest) error {
 // error without a kind.
 func compare(v catalog.Volume, want createRequest) error {
 	required, limit := want.capacity.GetRequiredBytes(), want.capacity.GetLimitBytes()
-	switch source := sourceText(want.source); {
+	switch source := want.sourceText(); {
 	case v.Source != source && v.Source == "":
 		return fmt.Errorf("it was made empty")
 	case v.Source != source:
@@ -110,7 +114,7 @@ func (c *controller) create(ctx context.Context, want createRequest) (catalog.Vo
 	if err := c.reachable(want.topology); err != nil {
 		return catalog.Volume{}, fmt.Errorf("%w: %w", err, errdefs.ErrResourceExhausted)
 	}
-	from, err := c.origin(ctx, want.source)
+	from, err := c.from(ctx, want)
 	if err != nil {
 		return catalog.Volume{}, err
 	}
@@ -145,7 +149,7 @@ func (c *controller) planVolume(ctx context.Context, want createRequest, from or
 	v := catalog.Volume{
 		ID: handle.NewVolume(c.pool), Name: want.name, State: catalog.Creating,
 		FSType: want.fsType, Block: want.block, Parameters: want.parameters, Mutable: want.mutable,
-		Source: sourceText(want.source), Created: time.Now().UTC(),
+		Source: want.sourceText(), Created: time.Now().UTC(),
 	}
 	if from.fsType != "" && v.FSType != "" && v.FSType != from.fsType {
 		if !want.defaulted {

@@ -23,6 +23,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"crust.dev/crust/csiplugin"
+	"crust.dev/crust/csiplugin/backing/convert"
 	"crust.dev/crust/csiplugin/internal/scratch"
 	"crust.dev/crust/protocol/csi/deferred"
 	"crust.dev/crust/protocol/rpc"
@@ -30,6 +31,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	convert.Main()
 	if os.Getenv(childVariable) != "" {
 		runChild()
 	}

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
+	imagesv1 "crust.dev/crust/protocol/crust/images/v1"
 	poolv1 "crust.dev/crust/protocol/crust/pool/v1"
 )
 
@@ -16,6 +17,7 @@ import (
 func (p *Plugin) register(server *grpc.Server, s *store) {
 	csi.RegisterIdentityServer(server, &identity{name: p.cfg.DriverName, version: p.cfg.Version, store: s})
 	poolv1.RegisterPoolServer(server, &status{store: s, driver: p.cfg.DriverName, directory: p.cfg.PoolDir})
+	imagesv1.RegisterImagesServer(server, &imageService{images: s.images})
 	if p.cfg.Mode.controller() {
 		c := &controller{store: s}
 		csi.RegisterControllerServer(server, c)

@@ -12,6 +12,7 @@ import (
 type label struct {
 	Volume   *catalog.Volume   `json:"volume,omitempty"`
 	Snapshot *catalog.Snapshot `json:"snapshot,omitempty"`
+	Image    *catalog.Image    `json:"image,omitempty"`
 	// Group is that of a snapshot that is one of a group.
 	Group *catalog.Group `json:"group,omitempty"`
 	// Base is the record of a snapshot that was deleted and is kept to be compared with.
@@ -30,6 +31,9 @@ func volumeLabel(v catalog.Volume) ([]byte, error) {
 	v.State = catalog.Ready
 	return label{Volume: &v}.encode()
 }
+
+// imageLabel is that of an image in the state that it has.
+func imageLabel(i catalog.Image) ([]byte, error) { return label{Image: &i}.encode() }
 
 func snapshotLabel(s catalog.Snapshot, g *catalog.Group) ([]byte, error) {
 	s.State = catalog.Ready

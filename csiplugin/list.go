@@ -8,6 +8,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/containerd/errdefs"
 
+	"crust.dev/crust/csiplugin/backing"
 	"crust.dev/crust/csiplugin/catalog"
 	"crust.dev/crust/csiplugin/handle"
 )
@@ -70,23 +71,39 @@ func (c *controller) ListVolumes(_ context.Context, req *csi.ListVolumesRequest)
 // ListSnapshots lists the snapshots that were cut, those of groups too, in the order of their handles. Ids that are none
 // of this pool's match nothing.
 func (c *controller) ListSnapshots(_ context.Context, req *csi.ListSnapshotsRequest) (*csi.ListSnapshotsResponse, error) {
-	page, err := c.parsePage(handle.KindSnapshot, req.GetMaxEntries(), req.GetStartingToken())
+	kind := handle.KindSnapshot
+	if h, err := handle.Parse(req.GetStartingToken()); err == nil && h.Kind() == handle.KindImage {
+		kind = handle.KindImage
+	}
+	page, err := c.parsePage(kind, req.GetMaxEntries(), req.GetStartingToken())
 	if err != nil {
 		return nil, err
+	}
+	if backing.IsHandle(req.GetSnapshotId()) {
+		return c.listImage(req)
 	}
 	matches := func(s catalog.Snapshot) bool {
 		return s.State == catalog.Ready &&
 			(req.GetSnapshotId() == "" || s.ID.String() == req.GetSnapshotId()) &&
 			(req.GetSourceVolumeId() == "" || s.Volume.String() == req.GetSourceVolumeId())
 	}
-	found, err := c.catalog.SnapshotsAfter(page.after, matches, page.ask())
+	var found []listed
+	if req.GetSnapshotId() == "" {
+		if found, err = c.imagesAfter(page, req.GetSourceVolumeId()); err != nil {
+			return nil, err
+		}
+	}
+	ordinary, err := c.catalog.SnapshotsAfter(page.after, matches, page.ask())
 	if err != nil {
 		return nil, err
 	}
-	entries, next := cutPage(page, found, func(s catalog.Snapshot) string { return s.ID.String() })
+	for _, s := range ordinary {
+		found = append(found, listed{s.ID.Handle, c.describedSnapshot(s)})
+	}
+	entries, next := cutPage(page, found, func(l listed) string { return l.key.String() })
 	resp := &csi.ListSnapshotsResponse{NextToken: next}
-	for _, s := range entries {
-		resp.Entries = append(resp.Entries, &csi.ListSnapshotsResponse_Entry{Snapshot: c.describedSnapshot(s)})
+	for _, l := range entries {
+		resp.Entries = append(resp.Entries, &csi.ListSnapshotsResponse_Entry{Snapshot: l.snap})
 	}
 	return resp, nil
 }

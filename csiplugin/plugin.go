@@ -59,6 +59,10 @@ type Config struct {
 	// is a multiple of. 0: ranges are as they are (VARIABLE_LENGTH), which takes far fewer of them.
 	MetadataBlock int64
 	Log           *slog.Logger
+	// Images is how backing images are prepared.
+	Images ImagesConfig
+	// Metrics is the TCP address on which to serve /metrics over HTTP, host:port. Empty: nowhere.
+	Metrics string
 }
 
 // Plugin is a CSI plugin. It does nothing before Run.
@@ -90,6 +94,8 @@ func New(cfg Config) (*Plugin, error) {
 		return nil, invalid("driver name %q: want a domain name of at most 63 characters in lower case", cfg.DriverName)
 	case cfg.MetadataBlock != 0 && (cfg.MetadataBlock < granule || cfg.MetadataBlock > 1<<30 || cfg.MetadataBlock&(cfg.MetadataBlock-1) != 0):
 		return nil, invalid("block size of snapshot metadata %d: want 0, or a power of two from %d to %d", cfg.MetadataBlock, granule, 1<<30)
+	case cfg.Images.validate() != nil:
+		return nil, cfg.Images.validate()
 	case cfg.Crustd != "":
 		if _, err := rpc.ParseEndpoint(cfg.Crustd); err != nil {
 			return nil, fmt.Errorf("crustd: %w", err)
@@ -147,9 +153,20 @@ func (p *Plugin) Run(ctx context.Context) (err error) {
 		defer cancel()
 		err = errors.Join(err, s.jobs.wait(ctx))
 	}()
+	s.images = newImages(s, opened, p.cfg.Images)
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
+		defer cancel()
+		err = errors.Join(err, s.images.Stop(ctx))
+	}()
 	if err := s.recover(ctx); err != nil {
 		return err
 	}
+	stopMetrics, err := serveMetrics(ctx, p.cfg.Metrics, s.images)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, stopMetrics()) }()
 	return p.serve(ctx, s)
 }
 

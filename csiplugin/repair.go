@@ -21,8 +21,8 @@ import (
 
 // Repaired is what [Repair] has found.
 type Repaired struct {
-	// Volumes, Snapshots and Groups are how many records were made; what the catalog knew is not counted.
-	Volumes, Snapshots, Groups int
+	// Volumes, Snapshots, Groups and Images are how many records were made; what the catalog knew is not counted.
+	Volumes, Snapshots, Groups, Images int
 	// Bases are snapshots that were deleted and are kept to be compared with; those that the catalog knew are counted, too.
 	Bases int
 	// Guessed are volumes that nothing was noted with: their names are "recovered-" and the id, their filesystems are what
@@ -98,6 +98,8 @@ func (r *repair) object(ctx context.Context, name engine.Name, h handle.Handle) 
 		l = label{} // nothing was noted, or it is damaged
 	}
 	switch {
+	case h.Kind() == handle.KindImage:
+		return r.image(name, h, l.Image, st)
 	case h.Kind() == handle.KindVolume:
 		id := handle.Volume{Handle: h}
 		if _, err := r.catalog.Volume(id); !errors.Is(err, errdefs.ErrNotFound) {
@@ -115,6 +117,24 @@ func (r *repair) object(ctx context.Context, name engine.Name, h handle.Handle) 
 		return err
 	}
 	return r.snapshot(*l.Snapshot, l.Group, st)
+}
+
+// image makes the record of a backing image. One without a note was not whole yet; its data is of no use to anybody.
+func (r *repair) image(name engine.Name, h handle.Handle, noted *catalog.Image, st engine.Stat) error {
+	if noted == nil || noted.ID.Handle != h || noted.Size != st.Size {
+		r.found.Unknown = append(r.found.Unknown, string(name))
+		return nil
+	}
+	if _, err := r.catalog.Image(noted.ID); !errors.Is(err, errdefs.ErrNotFound) {
+		return err
+	}
+	r.found.Images++
+	err := r.catalog.PutImage(*noted)
+	if errors.Is(err, errdefs.ErrAlreadyExists) {
+		noted.Name = "recovered-" + noted.ID.String()
+		err = r.catalog.PutImage(*noted)
+	}
+	return err
 }
 
 func (r *repair) volume(ctx context.Context, id handle.Volume, noted *catalog.Volume, st engine.Stat) error {
@@ -183,7 +203,7 @@ func (r *repair) putGroups() error {
 
 // Print writes what was found, for people.
 func (r Repaired) Print(w io.Writer) {
-	fmt.Fprintf(w, "records made: %d volumes, %d snapshots, %d group snapshots\n", r.Volumes, r.Snapshots, r.Groups)
+	fmt.Fprintf(w, "records made: %d volumes, %d snapshots, %d group snapshots, %d backing images\n", r.Volumes, r.Snapshots, r.Groups, r.Images)
 	for _, id := range r.Guessed {
 		fmt.Fprintf(w, "%s: nothing was noted with it; its name and parameters are lost\n", id)
 	}

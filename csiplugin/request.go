@@ -9,6 +9,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"crust.dev/crust/csiplugin/backing"
 	"crust.dev/crust/csiplugin/catalog"
 	"crust.dev/crust/csiplugin/handle"
 	"crust.dev/crust/protocol/csi/deferred"
@@ -32,8 +33,9 @@ type createRequest struct {
 	block      bool
 	parameters map[string]string
 	mutable    map[string]string
-	// source is what the volume is made from, or the zero handle.
+	// source is what the volume is made from, or the zero handle; image is that if it is a backing image, or nil.
 	source   handle.Handle
+	image    *backing.Handle
 	capacity *csi.CapacityRange
 	topology *csi.TopologyRequirement
 }
@@ -51,8 +53,13 @@ func parseCreate(req *csi.CreateVolumeRequest) (createRequest, error) {
 		return r, err
 	}
 	var err error
-	if r.source, err = parseSource(req.GetVolumeContentSource()); err != nil {
+	if r.image, err = parseImage(req.GetVolumeContentSource().GetSnapshot().GetSnapshotId()); err != nil {
 		return r, err
+	}
+	if r.image == nil {
+		if r.source, err = parseSource(req.GetVolumeContentSource()); err != nil {
+			return r, err
+		}
 	}
 	if err := checkMutable(req.GetMutableParameters()); err != nil {
 		return r, err
@@ -92,6 +99,8 @@ func parseSource(source *csi.VolumeContentSource) (handle.Handle, error) {
 func contentSource(text string) *csi.VolumeContentSource {
 	h, err := handle.Parse(text)
 	switch {
+	case backing.IsHandle(text):
+		return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: text}}}
 	case err != nil:
 		return nil
 	case h.Kind() == handle.KindSnapshot:

@@ -32,6 +32,9 @@ func (s *store) recover(ctx context.Context) error {
 	if err := s.recoverSnapshots(ctx); err != nil {
 		return err
 	}
+	if err := s.images.Recover(ctx); err != nil {
+		return err
+	}
 	return ctx.Err()
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/containerd/errdefs"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"crust.dev/crust/csiplugin/backing"
 	"crust.dev/crust/csiplugin/catalog"
 	"crust.dev/crust/csiplugin/handle"
 	"crust.dev/crust/protocol/rpc"
@@ -26,6 +27,8 @@ type snapshotRequest struct {
 	volume     handle.Volume
 	parameters map[string]string
 	topology   *csi.TopologyRequirement
+	// format is what a backing image is exported to, and empty for an ordinary snapshot.
+	format backing.Format
 }
 
 func parseSnapshot(req *csi.CreateSnapshotRequest) (r snapshotRequest, err error) {
@@ -36,7 +39,12 @@ func parseSnapshot(req *csi.CreateSnapshotRequest) (r snapshotRequest, err error
 	if req.GetSourceVolumeId() == "" {
 		return r, invalid("source_volume_id is missing")
 	}
-	if r.parameters, err = parseSnapshotParameters(req.GetParameters()); err != nil {
+	parameters, format, err := parseSnapshotType(req.GetParameters())
+	if err != nil {
+		return r, err
+	}
+	r.format = format
+	if r.parameters, err = parseSnapshotParameters(parameters); err != nil {
 		return r, err
 	}
 	r.volume, err = handle.ParseVolume(req.GetSourceVolumeId())
@@ -73,6 +81,13 @@ func (c *controller) CreateSnapshot(ctx context.Context, req *csi.CreateSnapshot
 	want, err := parseSnapshot(req)
 	if err != nil {
 		return nil, err
+	}
+	if want.format != "" {
+		img, err := c.createImageSnapshot(ctx, want)
+		if err != nil {
+			return nil, err
+		}
+		return &csi.CreateSnapshotResponse{Snapshot: c.describedImage(img)}, nil
 	}
 	snap, err := findOrMake(ctx, c.store, "snapshot name "+want.name, want, c.existingSnapshot, c.cutOne)
 	if err != nil {
@@ -124,6 +139,9 @@ func (c *controller) existingSnapshot(ctx context.Context, want snapshotRequest)
 
 // cutOne cuts a new snapshot, or leaves nothing behind.
 func (c *controller) cutOne(ctx context.Context, want snapshotRequest) (snap catalog.Snapshot, err error) {
+	if err := c.noImageNamed(want.name); err != nil {
+		return snap, err
+	}
 	if err := c.reachable(want.topology); err != nil {
 		return snap, fmt.Errorf("%w: %w", err, errdefs.ErrResourceExhausted)
 	}
@@ -235,6 +253,12 @@ func gone(err error) error {
 }
 
 func (c *controller) deleteSnapshot(ctx context.Context, text string) error {
+	if backing.IsHandle(text) {
+		return c.deleteImage(ctx, text)
+	}
+	if err := foreignScheme(text); err != nil {
+		return err
+	}
 	id, err := handle.ParseSnapshot(text)
 	if err != nil {
 		return err
@@ -312,6 +336,10 @@ func (s *store) settleSnapshot(ctx context.Context, snap catalog.Snapshot) error
 
 // GetSnapshot describes a snapshot.
 func (c *controller) GetSnapshot(_ context.Context, req *csi.GetSnapshotRequest) (*csi.GetSnapshotResponse, error) {
+	if backing.IsHandle(req.GetSnapshotId()) {
+		snap, err := c.imageSnapshot(req.GetSnapshotId())
+		return &csi.GetSnapshotResponse{Snapshot: snap}, err
+	}
 	id, err := handle.ParseSnapshot(req.GetSnapshotId())
 	if err != nil {
 		return nil, err

@@ -7,6 +7,7 @@ import (
 
 	"github.com/containerd/errdefs"
 
+	"crust.dev/crust/csiplugin/backing/images"
 	"crust.dev/crust/csiplugin/catalog"
 	"crust.dev/crust/csiplugin/engine"
 	"crust.dev/crust/csiplugin/handle"
@@ -25,6 +26,7 @@ type store struct {
 	locks       *locks
 	jobs        *jobs
 	quiet       *consistency
+	images      *images.Store
 }
 
 // object is the name under which the engine keeps a volume or a snapshot.

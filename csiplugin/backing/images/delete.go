@@ -42,7 +42,7 @@ func (s *Store) Find(h backing.Handle) (catalog.Image, error) {
 func (s *Store) Delete(ctx context.Context, h backing.Handle) error {
 	return s.delete(ctx, h.Image, func() (catalog.Image, error) {
 		img, err := s.Find(h)
-		if err == nil && img.Handle != h.Public().String() || errors.Is(err, errdefs.ErrInvalidArgument) {
+		if err == nil && (img.Origin == catalog.ByOperator || img.Handle != h.Public().String()) || errors.Is(err, errdefs.ErrInvalidArgument) {
 			return img, errReferred
 		}
 		return img, err
