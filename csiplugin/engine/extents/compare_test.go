@@ -71,7 +71,7 @@ func TestDifferences(t *testing.T) {
 }
 
 // file makes a file with a byte at the beginning of each of some blocks.
-func file(t *testing.T, path string, fill byte, blocks ...int64) *os.File {
+func file(t testing.TB, path string, fill byte, blocks ...int64) *os.File {
 	t.Helper()
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
@@ -89,7 +89,7 @@ func file(t *testing.T, path string, fill byte, blocks ...int64) *os.File {
 	return f
 }
 
-func clone(t *testing.T, from *os.File, path string) *os.File {
+func clone(t testing.TB, from *os.File, path string) *os.File {
 	t.Helper()
 	f := file(t, path, 0)
 	if err := unix.IoctlFileClone(int(f.Fd()), int(from.Fd())); err != nil {
