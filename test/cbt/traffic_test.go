@@ -1,0 +1,103 @@
+package cbt
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"crust.dev/crust/test/node"
+	"crust.dev/crust/test/priv"
+	"crust.dev/crust/test/vm"
+)
+
+// rounds are what a guest does to a filesystem in $D between two snapshots.
+var rounds = []struct{ name, script string }{
+	{"a tree is unpacked", `mkdir -p $D/tree; for i in $(seq 60); do head -c $((i * 700)) /dev/urandom > $D/tree/$i; done; sync`},
+	{"blocks are written here and there", `head -c 8388608 /dev/zero > $D/db; sync
+		for i in $(seq 40); do n=$(($(od -An -N2 -tu2 /dev/urandom) % 2048))
+		dd if=/dev/urandom of=$D/db bs=4096 seek=$n count=1 conv=notrunc,fsync 2>/dev/null; done`},
+	{"nothing", `sync`},
+	{"files are removed and their space discarded", `for i in $(seq 1 2 60); do rm $D/tree/$i; done; sync
+		head -c 3000000 /dev/urandom > $D/gone; sync; rm $D/gone; sync`},
+	{"the same is written again", `cp $D/db /tmp/db.$$; dd if=/tmp/db.$$ of=$D/db bs=65536 conv=notrunc,fsync 2>/dev/null; rm /tmp/db.$$`},
+	{"a writer is at work", `(i=0; while [ $i -lt 400 ]; do i=$((i + 1)); head -c 5000 /dev/urandom >> $D/log; done) > /dev/null 2>&1 &`},
+}
+
+// TestTraffic compares snapshots of filesystems that a microVM writes to.
+func TestTraffic(t *testing.T) {
+	priv.Root(t)
+	vm.Need(t)
+	b := newBench(t, "crustd", "crust-agent", "crust-sandbox", "crustctl")
+	b.Accel = string(vm.Accel(t))
+	_, err := b.BuildImage(b.ctx())
+	must(t, err, b.StartServices(b.ctx()))
+	b.dial()
+	volumes := map[string]*node.Volume{"ext4": b.volume("ext4", "ext4", "", 64*mib), "xfs": b.volume("xfs", "xfs", "", 300*mib)}
+	var mounts []node.Mount
+	for _, v := range volumes {
+		must(t, v.Stage(b.ctx()), v.Publish(b.ctx(), "pod-"+v.Name))
+		mounts = append(mounts, node.Mount{Source: v.Target(), Destination: "/mnt/" + v.Name})
+	}
+	s, err := b.StartSandbox(b.ctx(), "writer", mounts...)
+	must(t, err)
+	snaps := map[string][]string{}
+	for i, round := range rounds {
+		for name, v := range volumes {
+			_, err := s.Sh(b.ctx(), "D=/mnt/"+name+"\n"+round.script)
+			must(t, err)
+			snaps[name] = append(snaps[name], b.snapshot(fmt.Sprintf("%s-%d", name, i), v.ID))
+			if i == 2 && name == "xfs" {
+				_, err := v.Expand(b.ctx(), v.Size+64*mib)
+				must(t, err)
+			}
+		}
+	}
+	must(t, s.Stop(b.ctx()))
+	for name, v := range volumes {
+		list := snaps[name]
+		last := len(list) - 1
+		t.Run(name, func(t *testing.T) {
+			b := &bench{Node: b.Node, TB: t, bin: b.bin, conn: b.conn}
+			for i := range list {
+				t.Log(rounds[i].name)
+				if i == 0 {
+					b.verify(name, "", list[0], v.Size)
+				} else {
+					b.verify(name, list[i-1], list[i], v.Size)
+				}
+			}
+			b.verify(name, list[0], list[last], v.Size)
+			b.verify(name, "", list[last], v.Size)
+			b.backups(name, list)
+		})
+	}
+	must(t, volumes["ext4"].Unpublish(b.ctx()), volumes["xfs"].Unpublish(b.ctx()))
+}
+
+// backups has crustctl write an image of each snapshot, all but the first from the one before and what has changed. It
+// compares each with its snapshot itself.
+func (b *bench) backups(fsType string, snaps []string) {
+	b.Helper()
+	dir := b.TempDir()
+	for i, snap := range snaps {
+		restored := b.volume(fmt.Sprintf("restored-%s-%d", fsType, i), fsType, snap, 0)
+		args := []string{
+			"cbt", "copy", snap, "--driver-endpoint", "unix://" + b.Path("csi.sock"),
+			"--source", b.file(restored), "--image", filepath.Join(dir, fmt.Sprint(i)),
+		}
+		if i > 0 {
+			args = append(args, snaps[i-1], "--base-image", filepath.Join(dir, fmt.Sprint(i-1)))
+		}
+		out, err := exec.CommandContext(b.ctx(), filepath.Join(b.bin, "crustctl"), args...).CombinedOutput()
+		if err != nil {
+			b.Fatalf("crustctl %v: %v\n%s", args, err, out)
+		}
+		b.Logf("%s", out)
+		if info, err := os.Stat(filepath.Join(dir, fmt.Sprint(i))); err != nil || info.Size() != restored.Size {
+			b.Errorf("the image: %v, %v", info, err)
+		}
+		must(b, restored.Delete(b.ctx()))
+	}
+}
