@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -141,13 +140,7 @@ func (n *node) startChild(at int) (ctx context.Context, end func() (place string
 		died()
 	}()
 	n.stop = func() { _ = cmd.Process.Kill(); <-ctx.Done() }
-	eventually(n.t, "the child to listen", func() error {
-		conn, err := net.Dial("unix", n.path("csi.sock"))
-		if err != nil {
-			return err
-		}
-		return conn.Close()
-	})
+	n.listening()
 	if err := os.WriteFile(armed, nil, 0o600); err != nil {
 		n.t.Fatal(err)
 	}

@@ -126,12 +126,23 @@ func (n *node) start() {
 			n.t.Errorf("daemon: %v", err)
 		}
 	})
+	n.listening()
+}
+
+// listening waits until the daemon listens on all its sockets. They are opened one after the other.
+func (n *node) listening() {
+	n.t.Helper()
 	eventually(n.t, "the daemon to listen", func() error {
-		conn, err := net.Dial("unix", n.path("csi.sock"))
-		if err != nil {
-			return err
+		for _, socket := range []string{"csi.sock", "kep.sock"} {
+			conn, err := net.Dial("unix", n.path(socket))
+			if err != nil {
+				return err
+			}
+			if err := conn.Close(); err != nil {
+				return err
+			}
 		}
-		return conn.Close()
+		return nil
 	})
 }
 
