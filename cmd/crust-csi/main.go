@@ -26,12 +26,14 @@ import (
 	"syscall"
 
 	"crust.dev/crust/csiplugin"
+	"crust.dev/crust/csiplugin/backing/convert"
 )
 
 // version is set when a release is built (-ldflags "-X main.version=...").
 var version = ""
 
 func main() {
+	convert.Main()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	if err := run(ctx, os.Args[1:], os.Stdout, os.Stderr); err != nil {
@@ -107,6 +109,8 @@ func parse(args []string, stdout io.Writer) (options, error) {
 	flags.Var((*size)(&o.config.PoolSize), "pool-size", "`size` of the image that a pool is made with where the directory's filesystem is neither XFS with reflink nor btrfs,\nin bytes or with Ki, Mi, Gi or Ti (default: half of the free space, at least 1Gi)")
 	flags.StringVar(&o.config.Crustd, "crustd-endpoint", "", "`socket` of the node daemon (its --kep-endpoint), unix:///path, which freezes filesystems in sandboxes for snapshots (default: none)")
 	flags.Var((*size)(&o.config.MetadataBlock), "snapshot-metadata-block-size", "`size` of the ranges that the SnapshotMetadata service reports, a power of two from 4Ki to 1Gi (default: 0, as they are)")
+	imageFlags(flags, &o.config.Images)
+	flags.StringVar(&o.config.Metrics, "metrics-address", "", "`host:port` on which to serve /metrics (default: nowhere)")
 	flags.StringVar(&o.logLevel, "log-level", "info", "least `level` that is logged: debug, info, warn or error")
 	flags.StringVar(&o.logFormat, "log-format", "text", "`format` of the log: text or json")
 	flags.BoolVar(&o.version, "version", false, "print the version and exit")

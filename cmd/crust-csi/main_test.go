@@ -2,8 +2,11 @@ package main
 
 import (
 	"bytes"
+	"net/netip"
+	"reflect"
 	"strings"
 	"testing"
+	"time"
 
 	"crust.dev/crust/csiplugin"
 )
@@ -45,8 +48,28 @@ func TestFlags(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := csiplugin.Config{Endpoint: "unix:///env.sock", NodeID: "n", PoolDir: "/p", PoolSize: 10 << 30, Mode: csiplugin.ModeNode, DriverName: "d", Version: o.config.Version}
-	if o.config != want || o.config.Version == "" {
+	want.Images = csiplugin.ImagesConfig{MaxSize: 256 << 30, DownloadTime: 6 * time.Hour, ConvertTime: 6 * time.Hour, ConvertUID: 65534}
+	if !reflect.DeepEqual(o.config, want) || o.config.Version == "" {
 		t.Errorf("got %+v, want %+v", o.config, want)
+	}
+}
+
+func TestImageFlags(t *testing.T) {
+	o, err := parse([]string{"--image-allow-cidr", "10.0.0.0/8,fd00::/8", "--image-allow-cidr", "192.168.1.0/24", "--image-allow-host", "registry.internal", "--image-max-size", "1Ti", "--image-convert-uid", "1234"}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := csiplugin.ImagesConfig{
+		AllowCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/8"), netip.MustParsePrefix("192.168.1.0/24")},
+		AllowHosts: []string{"registry.internal"}, MaxSize: 1 << 40, DownloadTime: 6 * time.Hour, ConvertTime: 6 * time.Hour, ConvertUID: 1234,
+	}
+	if !reflect.DeepEqual(o.config.Images, want) {
+		t.Errorf("got %+v, want %+v", o.config.Images, want)
+	}
+	for _, args := range [][]string{{"--image-allow-cidr", "10.0.0.0"}, {"--image-allow-cidr", "10.0.0.1/8"}, {"--image-allow-host", "http://x"}, {"--image-allow-host", ""}} {
+		if _, err := parse(args, nil); err == nil {
+			t.Errorf("%q is accepted", args)
+		}
 	}
 }
 

@@ -31,6 +31,7 @@ A volume is named by its target path, by its volume id, or by its pod: the pod's
 		poolCommand(o),
 		volumesCommand(o),
 		snapshotsCommand(o),
+		imagesCommand(o),
 		cbtCommand(o),
 	)
 	return root

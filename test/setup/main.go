@@ -37,6 +37,7 @@ var (
 		{pkg: "libc6-dev", file: []string{"/usr/include/stdlib.h"}},
 		{pkg: "btrfs-progs", tool: "mkfs.btrfs"},
 		{pkg: "cryptsetup-bin", tool: "cryptsetup"},
+		{pkg: "qemu-utils", tool: "qemu-img"},
 	}
 )
 
