@@ -37,5 +37,5 @@ func CompareWith(ctx context.Context, base, target *os.File, between func(), emi
 	return c.run(ctx, 0, emit)
 }
 
-// PerWindow is how many pieces are looked at together.
-const PerWindow = perWindow
+// PerWindow is how many extents are looked at together.
+const PerWindow = perCall

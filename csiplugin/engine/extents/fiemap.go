@@ -59,10 +59,10 @@ func (m *fiemap) ask(f *os.File, from, to int64) ([]extent, error) {
 	}
 }
 
-// each calls do with a file's extents that have a byte in [from, to), in order, until do returns false. What lies between
-// them are holes. That no extent is left is known when the kernel returns none; which one it calls the last differs between
-// filesystems.
-func (m *fiemap) each(ctx context.Context, f *os.File, from, to int64, do func(extent) bool) error {
+// each calls do with a file's extents that have a byte in [from, to), in order, as many at a time as the kernel returns, and
+// with how far the map is known then, until do returns false. What lies between extents are holes. That no extent is left is
+// known when the kernel returns none; which one it calls the last differs between filesystems.
+func (m *fiemap) each(ctx context.Context, f *os.File, from, to int64, do func(found []extent, known int64) bool) error {
 	for from < to {
 		if err := ctx.Err(); err != nil {
 			return err
@@ -76,9 +76,6 @@ func (m *fiemap) each(ctx context.Context, f *os.File, from, to int64, do func(e
 			if x.Length == 0 || x.Logical > math.MaxInt64 || x.Length > math.MaxInt64-x.Logical {
 				return fmt.Errorf("extent map of %s: an extent of %d bytes at %d: %w", f.Name(), x.Length, x.Logical, errdefs.ErrDataLoss)
 			}
-			if !do(x) {
-				return nil
-			}
 			from = max(from, int64(x.Logical+x.Length))
 		}
 		if len(found) == 0 {
@@ -86,6 +83,9 @@ func (m *fiemap) each(ctx context.Context, f *os.File, from, to int64, do func(e
 		}
 		if from == before {
 			return fmt.Errorf("extent map of %s: it does not get beyond %d: %w", f.Name(), from, errdefs.ErrDataLoss)
+		}
+		if !do(found, from) {
+			return nil
 		}
 	}
 	return nil
@@ -102,11 +102,13 @@ type Usage struct {
 // Measure walks a file's whole map, once.
 func Measure(ctx context.Context, f *os.File) (Usage, error) {
 	var u Usage
-	err := new(fiemap).each(ctx, f, 0, math.MaxInt64, func(x extent) bool {
-		u.Extents++
-		u.Allocated += int64(x.Length)
-		if x.Flags&extentShared != 0 {
-			u.Shared += int64(x.Length)
+	err := new(fiemap).each(ctx, f, 0, math.MaxInt64, func(found []extent, _ int64) bool {
+		for _, x := range found {
+			u.Extents++
+			u.Allocated += int64(x.Length)
+			if x.Flags&extentShared != 0 {
+				u.Shared += int64(x.Length)
+			}
 		}
 		return true
 	})

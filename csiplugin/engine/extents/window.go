@@ -30,8 +30,8 @@ type window struct {
 	from, reach int64
 }
 
-// perWindow is how many pieces a window has at most; and one more, if that is the last of the file.
-const perWindow = perCall
+// perWindow is how many pieces are enough for a window. It has fewer than that, and those of one more system call.
+const perWindow = perCall / 2
 
 // file is one whose map is read window by window. It owns the memory for one window, and one system call.
 type file struct {
@@ -49,7 +49,7 @@ func newFile(f *os.File) (*file, error) {
 	if !info.Mode().IsRegular() {
 		return nil, fmt.Errorf("%s is no regular file", f.Name())
 	}
-	return &file{File: f, size: info.Size(), win: window{pieces: make([]piece, 0, perWindow+1)}}, nil
+	return &file{File: f, size: info.Size(), win: window{pieces: make([]piece, 0, perWindow+perCall)}}, nil
 }
 
 // look reads the map from an offset on, as far as to or as far as a window goes. What is beyond the file's end is a hole.
@@ -57,15 +57,16 @@ func newFile(f *os.File) (*file, error) {
 func (f *file) look(ctx context.Context, from, to int64) (*window, error) {
 	w := &f.win
 	w.pieces, w.from, w.reach = w.pieces[:0], from, to
-	err := f.raw.each(ctx, f.File, from, min(to, f.size), func(x extent) bool {
-		if len(w.pieces) > perWindow {
-			// One piece more than fits: the one before it is whole.
-			w.pieces = w.pieces[:perWindow]
-			w.reach = w.pieces[perWindow-1].end
-			return false
+	end := min(to, f.size)
+	err := f.raw.each(ctx, f.File, from, end, func(found []extent, known int64) bool {
+		for _, x := range found {
+			w.add(x, from, end)
 		}
-		w.add(x, from, min(to, f.size))
-		return true
+		if len(w.pieces) < perWindow || known >= end {
+			return true
+		}
+		w.reach = known
+		return false
 	})
 	return w, err
 }
