@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -17,8 +16,6 @@ const (
 	defaultImageDir = "/var/cache/crust/image"
 	// defaultKernelDir is where the set-up program unpacks the distribution's kernel package.
 	defaultKernelDir = "/var/cache/crust/kernel"
-	// imageName is the file that names the parts of the image.
-	imageName = "image.json"
 )
 
 func imageCommand(o *options) *cobra.Command {
@@ -42,11 +39,8 @@ initramfs with the modules, tools and libraries that the guest needs and crust-a
 			if err != nil {
 				return err
 			}
-			raw, err := json.Marshal(made)
+			raw, err := made.Save(out)
 			if err != nil {
-				return err
-			}
-			if err := os.WriteFile(filepath.Join(out, imageName), append(raw, '\n'), 0o644); err != nil {
 				return err
 			}
 			if o.output == "json" {
@@ -78,17 +72,4 @@ func kernelDirFromEnvironment() string {
 		return filepath.Join(cache, "crust", "kernel")
 	}
 	return defaultKernelDir
-}
-
-// loadImage finds the image that the image command has made.
-func loadImage(dir string) (image.Image, error) {
-	raw, err := os.ReadFile(filepath.Join(dir, imageName))
-	if err != nil {
-		return image.Image{}, fmt.Errorf("no guest image: %w; make one with: crust-sandbox image --out %s", err, dir)
-	}
-	var i image.Image
-	if err := json.Unmarshal(raw, &i); err != nil {
-		return image.Image{}, fmt.Errorf("%s: %w; make it again with: crust-sandbox image --out %s", filepath.Join(dir, imageName), err, dir)
-	}
-	return i, nil
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"crust.dev/crust/runtimehandler/qemu"
+	"crust.dev/crust/runtimehandler/qemu/image"
 )
 
 // defaultAccelCache is where it is noted which accelerator works.
@@ -24,11 +25,11 @@ func probeCommand(o *options) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			image, err := loadImage(imageDir)
+			guest, err := image.Load(imageDir)
 			if err != nil {
 				return err
 			}
-			accel, err := qemu.ProbeAccel(cmd.Context(), qemu.Probe{Image: image, Cache: cache, Log: log})
+			accel, err := qemu.ProbeAccel(cmd.Context(), qemu.Probe{Image: guest, Cache: cache, Log: log})
 			if err != nil {
 				return err
 			}

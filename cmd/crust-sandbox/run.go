@@ -12,6 +12,7 @@ import (
 
 	"crust.dev/crust/protocol/rpc"
 	"crust.dev/crust/runtimehandler/qemu"
+	"crust.dev/crust/runtimehandler/qemu/image"
 	"crust.dev/crust/runtimehandler/sandbox"
 	"crust.dev/crust/runtimehandler/shim"
 )
@@ -47,7 +48,7 @@ guest unmounts everything and the volumes are given back. When all mounts are in
 				}
 				config.Mounts = append(config.Mounts, mount)
 			}
-			if config.VM.Image, err = loadImage(imageDir); err != nil {
+			if config.VM.Image, err = image.Load(imageDir); err != nil {
 				return err
 			}
 			probe := qemu.Probe{Want: accel, Image: config.VM.Image, Cache: probeFile, Log: config.Log}

@@ -48,15 +48,25 @@ func Exec(ctx context.Context, agent guestv1.TTRPCAgentService, c Command) (exit
 	if c.Stdin != nil {
 		inputCtx, cancel := context.WithCancel(ctx)
 		defer cancel()
-		go feed(inputCtx, agent, id, c.Stdin)
+		go Feed(inputCtx, agent, id, c.Stdin)
 	}
+	exit, err = Follow(ctx, agent, id, c.Stdout, c.Stderr)
+	if err != nil {
+		return 0, fmt.Errorf("output of %q: %w", c.Argv, err)
+	}
+	return exit, nil
+}
+
+// Follow copies the output of a command that was started until it ends, and returns its exit code. Either writer may be
+// nil. The command stays open.
+func Follow(ctx context.Context, agent guestv1.TTRPCAgentService, id string, stdout, stderr io.Writer) (exit int, err error) {
 	for {
 		out, err := timed(ctx, agent.ReadExec, &guestv1.ReadExecRequest{ExecId: id, Wait: durationpb.New(execWait)})
 		if err != nil {
-			return 0, fmt.Errorf("output of %q: %w", c.Argv, err)
+			return 0, err
 		}
-		if err := errors.Join(write(c.Stdout, out.GetStdout()), write(c.Stderr, out.GetStderr())); err != nil {
-			return 0, fmt.Errorf("output of %q: %w", c.Argv, err)
+		if err := errors.Join(write(stdout, out.GetStdout()), write(stderr, out.GetStderr())); err != nil {
+			return 0, err
 		}
 		if out.GetExited() {
 			return int(out.GetExitCode()), nil
@@ -64,8 +74,8 @@ func Exec(ctx context.Context, agent guestv1.TTRPCAgentService, c Command) (exit
 	}
 }
 
-// feed copies input to a command until it ends or the command does.
-func feed(ctx context.Context, agent guestv1.TTRPCAgentService, id string, from io.Reader) {
+// Feed copies input to a command, which was started with stdin, until it ends or the command does.
+func Feed(ctx context.Context, agent guestv1.TTRPCAgentService, id string, from io.Reader) {
 	buf := make([]byte, stdinChunk)
 	for {
 		n, err := from.Read(buf)

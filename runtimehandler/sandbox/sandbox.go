@@ -205,6 +205,18 @@ func (s *Sandbox) end(ctx context.Context) error {
 	return errors.Join(stopErr, s.volumes.ReleaseDead(ctx))
 }
 
+// VM is the machine. It is there from the call of ready on.
+func (s *Sandbox) VM() *qemu.VM { return s.vm }
+
+// Resolve asks crustd which mounts are deferrals, and claims them for the sandbox; see [shim.Client.Resolve]. From the call
+// of ready on.
+func (s *Sandbox) Resolve(ctx context.Context, mounts []shim.Mount) ([]shim.Resolved, error) {
+	return s.client.Resolve(ctx, mounts)
+}
+
+// Volumes are the deferrals in the sandbox, from the call of ready on. Those that are mounted at the end are given back.
+func (s *Sandbox) Volumes() *shim.Volumes { return s.volumes }
+
 // machine is the part of a VM that volumes need.
 type machine struct{ vm *qemu.VM }
 

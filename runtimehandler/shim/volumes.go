@@ -214,6 +214,17 @@ func (v *Volumes) bindPath(ctx context.Context, r Resolved, m Mount) error {
 	return nil
 }
 
+// Unbind takes a volume away from a destination at which Mount has shown it. The volume stays mounted, for other
+// containers. A destination at which nothing is shown succeeds.
+func (v *Volumes) Unbind(ctx context.Context, d runtimehandler.Deferral, destination string) error {
+	ctx, cancel := context.WithTimeout(ctx, guestTimeout)
+	defer cancel()
+	if _, err := v.agent.UnbindPath(ctx, &guestv1.UnbindPathRequest{MountPath: guestPath(d), Destination: destination}); err != nil {
+		return fmt.Errorf("volume %s: take it away from %s: %w", d.VolumeID, destination, rpc.FromWire(err))
+	}
+	return nil
+}
+
 // readOnly says whether mount options ask for a read-only mount; of contradictory ones the last wins, as in mount(8).
 func readOnly(options []string) bool {
 	ro := false

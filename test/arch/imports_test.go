@@ -61,6 +61,7 @@ var rules = []rule{
 	{"crust", []string{"crust", "runtimehandler:exact", "protocol"}, "the daemon knows runtimes only through runtimehandler.Handler, and drivers only over their socket"},
 	{"csiplugin", []string{"csiplugin", "protocol"}, "the plugin talks to the daemon over a socket"},
 	{"runtimehandler/sandbox", []string{"runtimehandler", "protocol"}, "it puts the other parts of our own runtime together"},
+	{"runtimehandler/containerdshim", []string{"runtimehandler", "protocol"}, "it puts the other parts of our own runtime together, for containerd"},
 	{"runtimehandler/qemu", []string{"runtimehandler/qemu", "runtimehandler:exact", "protocol"}, "a runtime's parts are independent"},
 	{"runtimehandler/guest", []string{"runtimehandler/guest", "runtimehandler:exact", "protocol"}, "the guest has nothing of the host"},
 	{"runtimehandler/kata/assist", []string{"runtimehandler/guest/filesystem", "runtimehandler/guest/ownership", "runtimehandler/guest/command"}, "what the host does in a guest's place it does as our guest would, and it knows nothing else"},
