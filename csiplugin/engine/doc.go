@@ -6,6 +6,5 @@
 // happens or does not, and each can be repeated.
 //
 // Snapshots and clones are objects like any other and share the one space of names. An engine that can tell which ranges of
-// an object differ from another object's will say so in an interface of its own; nothing of that is declared before it
-// exists.
+// an object differ from another object's has [Changes], too.
 package engine

@@ -13,4 +13,7 @@
 //
 // A file is made under a temporary name, synced, renamed, and its directory synced. [Open] removes the temporary names
 // that a process has left which died in between. Files that it does not know it leaves alone. An object's label is the extended attribute user.crust.label of its file.
+//
+// A sealed object is an immutable file (chattr +i), from which the mark is taken for a moment to change its label, and for
+// good to delete it. What holds data and what has changed is read from extent maps by engine/extents.
 package reflink
