@@ -1,0 +1,136 @@
+package cluster
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// upstream are the programs by the module file that pins their version. The version of Kubernetes is told to the linker,
+// because its components compare theirs.
+var upstream = []struct {
+	module   string
+	cgo      bool
+	packages []string
+	rename   string // of the only program, if its package has another name
+	ldflags  string
+}{
+	{module: "containerd", cgo: true, packages: []string{
+		"github.com/containerd/containerd/v2/cmd/containerd", "github.com/containerd/containerd/v2/cmd/ctr",
+		"github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2",
+	}},
+	{module: "kubernetes", ldflags: "-X k8s.io/component-base/version.gitVersion=v1.36.3 -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=36", packages: []string{
+		"k8s.io/kubernetes/cmd/kube-apiserver", "k8s.io/kubernetes/cmd/kube-controller-manager", "k8s.io/kubernetes/cmd/kube-scheduler",
+		"k8s.io/kubernetes/cmd/kubelet", "k8s.io/kubernetes/cmd/kubectl",
+	}},
+	{module: "etcd", rename: "etcd", packages: []string{"go.etcd.io/etcd/server/v3"}},
+	{module: "provisioner", packages: []string{"github.com/kubernetes-csi/external-provisioner/v6/cmd/csi-provisioner"}},
+	{module: "resizer", packages: []string{"github.com/kubernetes-csi/external-resizer/v2/cmd/csi-resizer"}},
+	{module: "snapshotter", packages: []string{
+		"github.com/kubernetes-csi/external-snapshotter/v8/cmd/csi-snapshotter", "github.com/kubernetes-csi/external-snapshotter/v8/cmd/snapshot-controller",
+	}},
+	{module: "snapshotmetadata", packages: []string{"github.com/kubernetes-csi/external-snapshot-metadata/cmd/csi-snapshot-metadata"}},
+}
+
+// CacheDir is where programs are kept between runs.
+func CacheDir() (string, error) {
+	base := os.Getenv("XDG_CACHE_HOME")
+	if base == "" {
+		base = "/var/cache"
+	}
+	if !filepath.IsAbs(base) {
+		return "", fmt.Errorf("XDG_CACHE_HOME %q is not an absolute path", base)
+	}
+	return filepath.Join(base, "crust", "cluster"), nil
+}
+
+// Build makes the programs of the cluster, from the repository at root, unless they are in the cache: those of the named
+// modules, or of all if none is named, and this project's own. It returns the directory that has them, and says on progress
+// what it is at. Another process that builds at the same time is waited for.
+func Build(ctx context.Context, root string, progress io.Writer, modules ...string) (bin string, err error) {
+	cache, err := CacheDir()
+	if err != nil {
+		return "", err
+	}
+	bin = filepath.Join(cache, "bin")
+	if err := os.MkdirAll(bin, 0o755); err != nil {
+		return "", err
+	}
+	lock, err := os.OpenFile(filepath.Join(cache, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return "", err
+	}
+	defer lock.Close()
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+		return "", fmt.Errorf("lock %s: %w", lock.Name(), err)
+	}
+	for _, u := range upstream {
+		if len(modules) > 0 && !slices.Contains(modules, u.module) {
+			continue
+		}
+		dir := filepath.Join(root, "test/cluster/modules", u.module)
+		key, err := sourceKey(dir, u.ldflags)
+		if err != nil {
+			return "", err
+		}
+		stamp := filepath.Join(cache, u.module+".key")
+		if had, err := os.ReadFile(stamp); err == nil && string(had) == key {
+			continue
+		}
+		start := time.Now()
+		fmt.Fprintf(progress, "cluster: building %s (minutes, once)\n", u.module)
+		out := bin + "/"
+		if u.rename != "" {
+			out = filepath.Join(bin, u.rename)
+		}
+		args := append([]string{"build", "-C", dir, "-trimpath", "-ldflags", strings.TrimSpace("-s -w " + u.ldflags), "-o", out}, u.packages...)
+		if err := goTool(ctx, root, u.cgo, args...); err != nil {
+			return "", err
+		}
+		if err := os.WriteFile(stamp, []byte(key), 0o644); err != nil {
+			return "", err
+		}
+		fmt.Fprintf(progress, "cluster: built %s in %v\n", u.module, time.Since(start).Round(time.Second))
+	}
+	ours := filepath.Join(cache, "ours") + "/"
+	return bin, errors.Join(os.MkdirAll(ours, 0o755), goTool(ctx, root, false, "build", "-trimpath", "-o", ours, "./cmd/..."))
+}
+
+// sourceKey changes when something has to be built again.
+func sourceKey(dir, flags string) (string, error) {
+	h := sha256.New()
+	fmt.Fprintln(h, runtime.Version(), runtime.GOARCH, flags)
+	for _, name := range []string{"go.mod", "go.sum"} {
+		raw, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil {
+			return "", err
+		}
+		h.Write(raw)
+	}
+	return hex.EncodeToString(h.Sum(nil)), nil
+}
+
+func goTool(ctx context.Context, dir string, cgo bool, args ...string) error {
+	cmd := exec.CommandContext(ctx, "go", args...)
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if cgo {
+		cmd.Env = append(cmd.Env, "CGO_ENABLED=1")
+	}
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("go %s: %w\n%s", strings.Join(args, " "), err, out)
+	}
+	return nil
+}

@@ -1,0 +1,83 @@
+package cluster
+
+import (
+	"archive/tar"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+)
+
+// Image is the only image of the cluster: Debian's static busybox, which sleeps if it is not told what to do, so that it
+// serves as sandbox image, too. Nothing can be pulled, so pods need imagePullPolicy: Never.
+const Image = "crust.dev/test/busybox:1"
+
+const busybox = "/bin/busybox"
+
+// writeImage writes the image as an archive that containerd imports.
+func writeImage(file string) error {
+	content, err := os.ReadFile(busybox)
+	if err != nil {
+		return fmt.Errorf("%w; install Debian's package busybox-static", err)
+	}
+	applets, err := exec.Command(busybox, "--list").Output()
+	if err != nil {
+		return fmt.Errorf("%s --list: %w", busybox, err)
+	}
+	layer, err := writeLayer(content, strings.Fields(string(applets)))
+	if err != nil {
+		return err
+	}
+	added, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(layer)), nil })
+	if err != nil {
+		return err
+	}
+	image, err := mutate.AppendLayers(empty.Image, added)
+	if err != nil {
+		return err
+	}
+	config, err := image.ConfigFile()
+	if err != nil {
+		return err
+	}
+	config.OS, config.Architecture = "linux", "amd64"
+	config.Config.Cmd = []string{"/bin/sleep", "2147483647"}
+	config.Config.Env = []string{"PATH=/bin"}
+	if image, err = mutate.ConfigFile(image, config); err != nil {
+		return err
+	}
+	tag, err := name.NewTag(Image)
+	if err != nil {
+		return err
+	}
+	return tarball.WriteToFile(file, tag, image)
+}
+
+func writeLayer(content []byte, applets []string) ([]byte, error) {
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	var errs []error
+	for _, dir := range []string{"bin/", "etc/", "proc/", "sys/", "dev/", "tmp/", "root/"} {
+		errs = append(errs, w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: dir, Mode: 0o755}))
+	}
+	files := map[string][]byte{"bin/busybox": content, "etc/passwd": []byte("root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000:user:/home:/bin/sh\n")}
+	for name, data := range files {
+		errs = append(errs, w.WriteHeader(&tar.Header{Name: name, Mode: 0o755, Size: int64(len(data))}))
+		_, err := w.Write(data)
+		errs = append(errs, err)
+	}
+	for _, applet := range applets {
+		if applet != "busybox" {
+			errs = append(errs, w.WriteHeader(&tar.Header{Typeflag: tar.TypeSymlink, Name: "bin/" + applet, Linkname: "busybox"}))
+		}
+	}
+	return b.Bytes(), errors.Join(append(errs, w.Close())...)
+}

@@ -1,0 +1,100 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"time"
+)
+
+// stopTimeout is how long a process may take to end before it is killed.
+const stopTimeout = 30 * time.Second
+
+// Process is a program of the cluster. It can be stopped, killed and started again.
+type Process struct {
+	Name string
+
+	dir  string
+	argv []string
+	env  []string
+
+	cmd  *exec.Cmd
+	done chan struct{} // closed when the command has ended
+	err  error         // how; valid after done
+}
+
+// start starts a program, whose output goes to a log.
+func (c *Cluster) start(name string, env []string, argv ...string) (*Process, error) {
+	p := &Process{Name: name, dir: c.Dir, argv: argv, env: env}
+	c.processes = append(c.processes, p)
+	return p, p.Start()
+}
+
+// Log is the file with the output.
+func (p *Process) Log() string { return filepath.Join(p.dir, "logs", p.Name+".log") }
+
+// Start starts the program, again if it has ended.
+func (p *Process) Start() error {
+	log, err := os.OpenFile(p.Log(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	cmd := exec.Command(p.argv[0], p.argv[1:]...)
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.Env = append(os.Environ(), p.env...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("start %s: %w", p.Name, err)
+	}
+	p.cmd, p.done = cmd, make(chan struct{})
+	go func(done chan struct{}) {
+		p.err = cmd.Wait()
+		close(done)
+	}(p.done)
+	return nil
+}
+
+// Kill ends the program as a crash would.
+func (p *Process) Kill() {
+	_ = p.cmd.Process.Kill()
+	<-p.done
+}
+
+// Stop asks the program to end, and waits for it.
+func (p *Process) Stop() error {
+	if p.cmd == nil {
+		return nil
+	}
+	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return fmt.Errorf("stop %s: %w", p.Name, err)
+	}
+	select {
+	case <-p.done:
+		return nil
+	case <-time.After(stopTimeout):
+		p.Kill()
+		return fmt.Errorf("%s did not end within %v and was killed; see %s", p.Name, stopTimeout, p.Log())
+	}
+}
+
+// await waits until check succeeds, or the program ends, or ctx does.
+func (p *Process) await(ctx context.Context, check func(context.Context) error) error {
+	for {
+		err := check(ctx)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-p.done:
+			return fmt.Errorf("%s has ended (%v); see %s", p.Name, p.err, p.Log())
+		case <-ctx.Done():
+			return fmt.Errorf("%s is not ready: %w; see %s", p.Name, err, p.Log())
+		case <-time.After(200 * time.Millisecond):
+		}
+	}
+}
