@@ -89,18 +89,21 @@ func (b *bench) ctx() context.Context {
 	return ctx
 }
 
-// volume creates a volume, empty or from a snapshot.
+// volume creates a volume, empty or from a snapshot; of size 0, it is as large as that.
 func (b *bench) volume(name, fsType, snapshot string, size int64) *node.Volume {
 	b.Helper()
 	v := b.Volume(name, fsType)
 	req := &csi.CreateVolumeRequest{
-		Name: name, CapacityRange: &csi.CapacityRange{RequiredBytes: size},
+		Name:              name,
 		Parameters:        map[string]string{"crust.dev/defer": "always"},
 		MutableParameters: map[string]string{"crust.dev/discard": "online"},
 		VolumeCapabilities: []*csi.VolumeCapability{{
 			AccessMode: &csi.VolumeCapability_AccessMode{Mode: csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER},
 			AccessType: &csi.VolumeCapability_Mount{Mount: &csi.VolumeCapability_MountVolume{FsType: fsType}},
 		}},
+	}
+	if size > 0 {
+		req.CapacityRange = &csi.CapacityRange{RequiredBytes: size}
 	}
 	if snapshot != "" {
 		req.VolumeContentSource = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: snapshot}}}

@@ -22,7 +22,8 @@ var rounds = []struct{ name, script string }{
 	{"files are removed and their space discarded", `for i in $(seq 1 2 60); do rm $D/tree/$i; done; sync
 		head -c 3000000 /dev/urandom > $D/gone; sync; rm $D/gone; sync`},
 	{"the same is written again", `cp $D/db /tmp/db.$$; dd if=/tmp/db.$$ of=$D/db bs=65536 conv=notrunc,fsync 2>/dev/null; rm /tmp/db.$$`},
-	{"a writer is at work", `(i=0; while [ $i -lt 400 ]; do i=$((i + 1)); head -c 5000 /dev/urandom >> $D/log; done) > /dev/null 2>&1 &`},
+	{"a writer is at work", `(i=0; while [ $i -lt 400 ]; do i=$((i + 1)); head -c 5000 /dev/urandom >> $D/log; sync $D/log; done) > /dev/null 2>&1 &
+		sleep 1`},
 }
 
 // TestTraffic compares snapshots of filesystems that a microVM writes to.

@@ -1,0 +1,142 @@
+package cbt
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/util/yaml"
+)
+
+// token is the only one that the API server takes.
+const token = "the backup program's"
+
+// apiServer is as much of one as the sidecar asks for. It allows what the shipped RBAC objects allow, and nothing else.
+type apiServer struct {
+	*httptest.Server
+	rules map[string][]rbacv1.PolicyRule // by namespace; "" is everywhere
+
+	mu      sync.Mutex
+	objects map[string]any // by path
+	asked   []string
+}
+
+func newAPIServer(t *testing.T, manifest string) *apiServer {
+	t.Helper()
+	s := &apiServer{rules: map[string][]rbacv1.PolicyRule{}, objects: map[string]any{}}
+	f, err := os.Open(manifest)
+	must(t, err)
+	defer f.Close()
+	for d := yaml.NewYAMLOrJSONDecoder(f, 4096); ; {
+		var role rbacv1.Role // a ClusterRole has the same fields
+		if err := d.Decode(&role); err != nil {
+			break
+		}
+		s.rules[role.Namespace] = append(s.rules[role.Namespace], role.Rules...)
+	}
+	if len(s.rules[""]) == 0 {
+		t.Fatalf("%s has no rules", manifest)
+	}
+	s.Server = httptest.NewServer(s)
+	t.Cleanup(s.Close)
+	return s
+}
+
+// request is what a request is about, in RBAC's terms.
+type request struct{ verb, group, resource, namespace, name string }
+
+func parseRequest(r *http.Request) (q request) {
+	parts := strings.Split(strings.Trim(r.URL.Path, "/"), "/")
+	if parts[0] == "apis" {
+		q.group, parts = parts[1], parts[3:]
+	} else {
+		parts = parts[2:]
+	}
+	if len(parts) > 2 && parts[0] == "namespaces" {
+		q.namespace, parts = parts[1], parts[2:]
+	}
+	q.resource = parts[0]
+	if len(parts) > 1 {
+		q.name = parts[1]
+	}
+	switch {
+	case r.Method == http.MethodPost:
+		q.verb = "create"
+	case q.name != "":
+		q.verb = "get"
+	default:
+		q.verb = "list"
+	}
+	return q
+}
+
+func (s *apiServer) allows(q request) bool {
+	for _, rule := range slices.Concat(s.rules[""], s.rules[q.namespace]) {
+		if slices.Contains(rule.APIGroups, q.group) && slices.Contains(rule.Resources, q.resource) && slices.Contains(rule.Verbs, q.verb) {
+			return true
+		}
+	}
+	return false
+}
+
+func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	q := parseRequest(r)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.asked = append(s.asked, q.verb+" "+q.resource)
+	w.Header().Set("Content-Type", "application/json")
+	if !s.allows(q) {
+		w.WriteHeader(http.StatusForbidden)
+		fmt.Fprintf(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Forbidden","code":403,"message":"%s %s"}`, q.verb, q.resource)
+		return
+	}
+	answer, ok := s.objects[r.URL.Path]
+	switch q.resource {
+	case "tokenreviews":
+		var review authenticationv1.TokenReview
+		_ = json.NewDecoder(r.Body).Decode(&review)
+		review.Status.Authenticated, review.Status.Audiences = review.Spec.Token == token, review.Spec.Audiences
+		answer, ok = review, true
+	case "subjectaccessreviews":
+		var review authorizationv1.SubjectAccessReview
+		_ = json.NewDecoder(r.Body).Decode(&review)
+		review.Status.Allowed = review.Spec.ResourceAttributes != nil && review.Spec.ResourceAttributes.Namespace == "app"
+		answer, ok = review, true
+	}
+	if !ok {
+		w.WriteHeader(http.StatusNotFound)
+		answer = map[string]any{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404}
+	}
+	_ = json.NewEncoder(w).Encode(answer)
+}
+
+// put adds an object.
+func (s *apiServer) put(path string, object any) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.objects[path] = object
+}
+
+// snapshotObjects adds a VolumeSnapshot of namespace app, and its content.
+func (s *apiServer) snapshotObjects(name, handle string) {
+	kind := func(kind string, metadata, spec, status map[string]any) map[string]any {
+		return map[string]any{"apiVersion": "snapshot.storage.k8s.io/v1", "kind": kind, "metadata": metadata, "spec": spec, "status": status}
+	}
+	s.put("/apis/snapshot.storage.k8s.io/v1/namespaces/app/volumesnapshots/"+name, kind("VolumeSnapshot",
+		map[string]any{"name": name, "namespace": "app"},
+		map[string]any{"volumeSnapshotClassName": "crust-backup", "source": map[string]any{"persistentVolumeClaimName": "data"}},
+		map[string]any{"readyToUse": true, "boundVolumeSnapshotContentName": name}))
+	s.put("/apis/snapshot.storage.k8s.io/v1/volumesnapshotcontents/"+name, kind("VolumeSnapshotContent",
+		map[string]any{"name": name},
+		map[string]any{"driver": "csi.crust.dev", "deletionPolicy": "Delete", "source": map[string]any{"volumeHandle": "v"}},
+		map[string]any{"readyToUse": true, "snapshotHandle": handle}))
+}
