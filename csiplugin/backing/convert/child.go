@@ -65,7 +65,7 @@ func become() error {
 	if err := o.furnish(); err != nil {
 		return err
 	}
-	for limit, value := range map[int]int64{unix.RLIMIT_CPU: o.CPU, unix.RLIMIT_FSIZE: o.FileSize, unix.RLIMIT_CORE: 0, unix.RLIMIT_NOFILE: 64, unix.RLIMIT_MEMLOCK: 0} {
+	for limit, value := range map[int]int64{unix.RLIMIT_CPU: o.CPU, unix.RLIMIT_FSIZE: o.FileSize, unix.RLIMIT_CORE: 0, unix.RLIMIT_NOFILE: 64, unix.RLIMIT_MEMLOCK: 0, unix.RLIMIT_STACK: 2 << 20} {
 		if err := unix.Setrlimit(limit, &unix.Rlimit{Cur: uint64(value), Max: uint64(value)}); err != nil {
 			return fmt.Errorf("limit %d: %w", limit, err)
 		}
@@ -73,8 +73,11 @@ func become() error {
 	if err := dropRights(o.UID); err != nil {
 		return err
 	}
-	return fmt.Errorf("execute %s: %w", o.Tools[0], unix.Exec(o.Tools[0], o.commandLine(), []string{"LC_ALL=C", "PATH=/usr/bin"}))
+	return fmt.Errorf("execute %s: %w", o.Tools[0], unix.Exec(o.Tools[0], o.commandLine(), environment))
 }
+
+// environment keeps the C library from setting address space aside for each of QEMU's threads.
+var environment = []string{"LC_ALL=C", "PATH=/usr/bin", "MALLOC_ARENA_MAX=1"}
 
 // commandLine has prlimit set the limit of memory: Go's runtime has more than that already, and dies of it if it wants another
 // page before it is replaced.

@@ -30,7 +30,8 @@ type Config struct {
 	UID int
 	// MaxTime is how long one conversion may take. Default 6 hours.
 	MaxTime time.Duration
-	// Memory is how many bytes of address space the child may have. Default 1 GiB.
+	// Memory is how many bytes of address space the child may have. QEMU has up to 64 threads, and an image with large tables
+	// takes more; it dies of what is missing. Default 4 GiB.
 	Memory int64
 }
 
@@ -46,7 +47,7 @@ func New(cfg Config) *Converter {
 		cfg.MaxTime = 6 * time.Hour
 	}
 	if cfg.Memory == 0 {
-		cfg.Memory = 1 << 30
+		cfg.Memory = 4 << 30
 	}
 	return &Converter{cfg}
 }

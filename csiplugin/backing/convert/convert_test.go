@@ -111,7 +111,7 @@ func TestTheChildCanDoNothingElse(t *testing.T) {
 		"it is alone":                       {"echo $$; kill -0 2 && echo no || echo alone", "1\nalone"},
 		"it inherits nothing":               {"for n in 3 4 5 6 7 8 9; do (true <&$n) && echo $n; done; echo none", "none"},
 		"its files cannot grow for ever":    {"ulimit -f", "2097152"},
-		"its memory is limited":             {"ulimit -v", "1048576"},
+		"its memory is limited":             {"ulimit -v", "4194304"},
 		"its environment is not the host's": {"[ -z \"$CRUST_CONVERT_ORDER$HOME$SECRET\" ] && echo clean", "clean"},
 	} {
 		t.Run(name, func(t *testing.T) {
