@@ -246,7 +246,11 @@ func (c *container) remove(ctx context.Context) error {
 		return nil
 	default:
 	}
-	for _, p := range append(c.allExecs(), c.init) {
+	all := c.allExecs()
+	if c.init != nil { // it has been created
+		all = append(all, c.init)
+	}
+	for _, p := range all {
 		if err := p.forget(ctx, c.agent()); err != nil {
 			return fmt.Errorf("container %s: %w", c.id, err)
 		}
