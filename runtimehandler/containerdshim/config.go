@@ -19,6 +19,9 @@ import (
 // DefaultConfigPath is the file that is read if containerd's configuration names no other; it may be missing.
 const DefaultConfigPath = "/etc/crust/containerd-shim.yaml"
 
+// maxSandboxes is what unix(7) leaves of its 107 bytes beside containerd's ids, of 64 bytes, and the names of sockets.
+const maxSandboxes = 107 - len("/") - 64 - len("/control.sock")
+
 // Config is the file of the shim. Paths are absolute.
 type Config struct {
 	// Image is the directory of the guest's image, as crust-sandbox image makes it.
@@ -79,6 +82,10 @@ func (c Config) check() error {
 		if !filepath.IsAbs(dir) {
 			return fmt.Errorf("%s %q: want an absolute path: %w", key, dir, errdefs.ErrInvalidArgument)
 		}
+	}
+	if len(c.Sandboxes) > maxSandboxes {
+		return fmt.Errorf("sandboxes %q is longer than %d bytes, and sockets in it would have paths that the kernel does not take; choose a shorter one: %w",
+			c.Sandboxes, maxSandboxes, errdefs.ErrInvalidArgument)
 	}
 	if c.RootBytes < 0 {
 		return fmt.Errorf("rootBytes %d is negative: %w", c.RootBytes, errdefs.ErrInvalidArgument)

@@ -151,7 +151,7 @@ func TestReadConfig(t *testing.T) {
 	if err != nil || c.Image != "/i" || c.MemoryMiB != 300 || c.Sandboxes == "" {
 		t.Errorf("%+v, %v", c, err)
 	}
-	for _, text := range []string{"imag: /i\n", "image: i\n", "rootBytes: -1\n", "runtimeEndpoint: tcp://x\n", "cpus: many\n"} {
+	for _, text := range []string{"imag: /i\n", "image: i\n", "rootBytes: -1\n", "runtimeEndpoint: tcp://x\n", "cpus: many\n", "sandboxes: /a/directory/with/a/rather/long/name\n"} {
 		write(t, file, text, 0o600)
 		if _, err := ReadConfig(file); !errors.Is(err, errdefs.ErrInvalidArgument) {
 			t.Errorf("%q: %v", text, err)

@@ -37,7 +37,7 @@ type Cluster struct {
 // newCluster makes the directory of a cluster of the programs in bin, for the repository at root.
 func newCluster(root, bin, dir string) (_ *Cluster, err error) {
 	c := &Cluster{bin: bin, ours: filepath.Join(filepath.Dir(bin), "ours"), root: root, ports: map[string]int{}}
-	if c.Dir, err = os.MkdirTemp(dir, "crust-c-"); err != nil {
+	if c.Dir, err = os.MkdirTemp(dir, "crust-"); err != nil {
 		return nil, err
 	}
 	for _, sub := range []string{"logs", "pki", "etcd", "pool", "cni", "kubelet/plugins/crust"} {

@@ -58,7 +58,7 @@ state = "@DIR@/cd"
 const shimConfig = `image: @DIR@/image
 accelCache: @DIR@/accel.json
 runtimeEndpoint: unix://@DIR@/runtime.sock
-sandboxes: @DIR@/sb
+sandboxes: @DIR@/s
 rootBytes: 268435456
 `
 
