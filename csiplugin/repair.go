@@ -204,6 +204,9 @@ func (r *repair) putGroups() error {
 // Print writes what was found, for people.
 func (r Repaired) Print(w io.Writer) {
 	fmt.Fprintf(w, "records made: %d volumes, %d snapshots, %d group snapshots, %d backing images\n", r.Volumes, r.Snapshots, r.Groups, r.Images)
+	if r.Bases > 0 {
+		fmt.Fprintf(w, "%d deleted snapshots are kept to be compared with\n", r.Bases)
+	}
 	for _, id := range r.Guessed {
 		fmt.Fprintf(w, "%s: nothing was noted with it; its name and parameters are lost\n", id)
 	}

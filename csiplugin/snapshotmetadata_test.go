@@ -22,6 +22,8 @@ import (
 	"crust.dev/crust/csiplugin/catalog"
 	"crust.dev/crust/csiplugin/handle"
 	"crust.dev/crust/csiplugin/internal/scratch"
+	poolv1 "crust.dev/crust/protocol/crust/pool/v1"
+	"crust.dev/crust/protocol/rpc/crashpoint"
 	"crust.dev/crust/test/priv"
 )
 
@@ -364,25 +366,56 @@ func TestSnapshotsWhoseDataIsGone(t *testing.T) {
 	wantCode(t, err, codes.DataLoss, later)
 }
 
-// TestASnapshotThatIsBeingMadeOrDeleted looks at one in the middle of either.
+// editSnapshot changes the record of a snapshot while no plugin runs, and returns it.
+func (h *host) editSnapshot(text string, edit func(*catalog.Snapshot)) catalog.Snapshot {
+	h.t.Helper()
+	c, err := catalog.Open(filepath.Join(h.root(), "catalog.db"))
+	must(h.t, err)
+	id, err := handle.ParseSnapshot(text)
+	must(h.t, err)
+	snap, err := c.Snapshot(id)
+	must(h.t, err)
+	edit(&snap)
+	must(h.t, c.PutSnapshot(snap), c.Close())
+	return snap
+}
+
+// TestASnapshotThatIsBeingMadeOrDeleted looks at one while it is cut, and after a process has died in deleting it.
 func TestASnapshotThatIsBeingMadeOrDeleted(t *testing.T) {
 	h := newHost(t, "xfs")
-	_, base, target := pair(h)
-	state := func(s catalog.State) {
-		h.stop()
-		c, err := catalog.Open(filepath.Join(h.root(), "catalog.db"))
-		must(t, err)
-		id, err := handle.ParseSnapshot(target)
-		must(t, err)
-		snap, err := c.Snapshot(id)
-		must(t, err)
-		snap.State = s
-		must(t, c.PutSnapshot(snap), c.Close())
-	}
-	state(catalog.Deleting)
+	v, base, target := pair(h)
+	h.stop()
+	h.editSnapshot(target, func(snap *catalog.Snapshot) { snap.State = catalog.Deleting })
 	h.start()
 	_, err := h.delta(base, target, 0, 0, all)
 	wantCode(t, err, codes.NotFound, target)
+	h.stop()
+	cutting := ""
+	h.watch = func(ctx context.Context) context.Context {
+		return crashpoint.With(ctx, func(place string) {
+			if place != "snapshot intended" || cutting != "" {
+				return
+			}
+			// Its id is not known to anybody yet, but it can be guessed from the records.
+			resp, err := poolv1.NewPoolClient(h.conn).ListObjects(context.Background(), &poolv1.ListObjectsRequest{})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			for _, o := range resp.GetObjects() {
+				if o.GetSnapshot() && o.GetState() == string(catalog.Creating) {
+					cutting = o.GetId()
+					_, err := h.allocated(cutting, 0, 0, all)
+					wantCode(t, err, codes.Unavailable, cutting)
+				}
+			}
+		})
+	}
+	h.start()
+	h.snapshot("cutting", v.id)
+	if cutting == "" {
+		t.Error("no snapshot was seen while it was cut")
+	}
 }
 
 // TestACancelledStreamNeverEndsWell ends the CO's patience in the middle of a stream.
@@ -442,14 +475,7 @@ func TestTheClockIsSetBack(t *testing.T) {
 	h := newHost(t, "xfs")
 	_, _, target := pair(h)
 	h.stop()
-	c, err := catalog.Open(filepath.Join(h.root(), "catalog.db"))
-	must(t, err)
-	id, err := handle.ParseSnapshot(target)
-	must(t, err)
-	snap, err := c.Snapshot(id)
-	must(t, err)
-	snap.Created = snap.Created.Add(time.Hour)
-	must(t, c.PutSnapshot(snap), c.Close())
+	snap := h.editSnapshot(target, func(snap *catalog.Snapshot) { snap.Created = snap.Created.Add(time.Hour) })
 	h.start()
 	later := h.snapshot("later", snap.Volume.String())
 	got, err := h.delta(target, later, 0, 0, all)

@@ -7,8 +7,8 @@
 //	crust-csi repair --pool /var/lib/crust/pool
 //
 // It needs CAP_SYS_ADMIN for mounts and loop devices, CAP_SYS_RESOURCE to grow mounted ext4 filesystems, and CAP_CHOWN,
-// CAP_FOWNER and CAP_LEASE, and CAP_LINUX_IMMUTABLE to protect snapshots; the tools mkfs.ext4, mkfs.xfs, blkid, fsck, mount, resize2fs and xfs_growfs on its PATH; and
-// /proc of the host's pid namespace if its messages are to name who uses a volume.
+// CAP_FOWNER and CAP_LEASE, and CAP_LINUX_IMMUTABLE to protect snapshots; the tools mkfs.ext4, mkfs.xfs, blkid, fsck, mount,
+// resize2fs and xfs_growfs on its PATH; and /proc of the host's pid namespace if its messages are to name who uses a volume.
 package main
 
 import (
