@@ -23,6 +23,16 @@ test: build lint verify ## Check and test everything, VMs included
 	@go run ./test/setup -test
 	CRUST_REQUIRE=$${CRUST_REQUIRE-$$([ $$(id -u) = 0 ] && echo root,vm)} go test -race -shuffle=on -timeout 60m ./...
 
+.PHONY: cluster
+cluster: ## Run a one-node Kubernetes with this storage on loopback, until Ctrl-C (the first time it builds for long)
+	@go run ./test/setup -cluster
+	@mkdir -p bin && go build -o bin/ ./test/cluster/up && exec bin/up
+
+.PHONY: e2e
+e2e: ## Test pods in microVMs: by containerd's CRI, and in the one-node Kubernetes
+	@go run ./test/setup -cluster
+	CRUST_REQUIRE=root,vm,cluster go test -count=1 -timeout 40m -v ./test/cluster/...
+
 .PHONY: bench
 bench: build ## Measure, side by side with the alternatives
 	@go run ./test/setup -test

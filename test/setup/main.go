@@ -22,7 +22,8 @@ type need struct {
 	tool string   // or this must be found
 }
 
-// demoNeeds are what the demo needs, testNeeds what the tests need beyond that.
+// demoNeeds are what the demo needs, testNeeds what the tests need beyond that, and clusterNeeds what the cluster and its
+// tests need beyond the demo's.
 var (
 	demoNeeds = []need{
 		{pkg: "qemu-system-x86", tool: "qemu-system-x86_64"},
@@ -39,16 +40,27 @@ var (
 		{pkg: "cryptsetup-bin", tool: "cryptsetup"},
 		{pkg: "qemu-utils", tool: "qemu-img"},
 	}
+	clusterNeeds = []need{
+		{pkg: "gcc", tool: "gcc"}, // containerd
+		{pkg: "libc6-dev", file: []string{"/usr/include/stdlib.h"}},
+		{pkg: "runc", tool: "runc"},
+		{pkg: "containernetworking-plugins", file: []string{"/usr/lib/cni/loopback"}},
+		{pkg: "busybox-static", file: []string{"/bin/busybox"}}, // the containers' image
+	}
 )
 
 func main() {
 	test := flag.Bool("test", false, "also what the tests need")
+	cluster := flag.Bool("cluster", false, "also what the one-node Kubernetes needs")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
 	needs := demoNeeds
 	if *test {
 		needs = append(needs, testNeeds...)
+	}
+	if *cluster {
+		needs = append(needs, clusterNeeds...)
 	}
 	if err := run(ctx, needs); err != nil {
 		fmt.Fprintf(os.Stderr, "setup: %v\n", err)
