@@ -5,8 +5,10 @@ import (
 	"crypto/sha512"
 	"encoding/hex"
 	"fmt"
+	"io"
 	"maps"
 	"math/rand/v2"
+	"net"
 	"net/http"
 	"net/netip"
 	"net/url"
@@ -222,6 +224,54 @@ func TestAttacksByImagesAreRefused(t *testing.T) {
 	}
 	if files := h.imageFiles(); len(files) > 0 {
 		t.Errorf("files are left: %v", files)
+	}
+}
+
+// TestAFullPoolTakesNoImage leaves nothing of the attempt, and prepares the image when there is space again.
+func TestAFullPoolTakesNoImage(t *testing.T) {
+	h := newImagesHost(t)
+	disk := golden(20 * mib)
+	s := backingtest.Serve(t, backingtest.File(disk))
+	full := filepath.Join(h.root(), "..", "full")
+	scratch.Fill(t, full)
+	_, err := h.restore("v", onDemand("a", s.URL), 0)
+	wantCode(t, err, codes.ResourceExhausted)
+	if got := append(h.objects(), h.imageFiles()...); len(got) > 0 {
+		t.Errorf("left behind are %v", got)
+	}
+	must(t, os.Remove(full))
+	h.restored("v", onDemand("a", s.URL), 0, disk)
+}
+
+// TestMetricsOfImages reads them from the address that the plugin serves them on.
+func TestMetricsOfImages(t *testing.T) {
+	priv.Root(t)
+	h := prepareHost(t, filepath.Join(scratch.Filesystem(t, "xfs", 2*gib), "pool"))
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err, l.Close())
+	h.cfg.Images, h.cfg.Metrics = fromHere, l.Addr().String()
+	h.start()
+	disk := golden(20 * mib)
+	s := backingtest.Serve(t, backingtest.File(disk))
+	h.restored("v", onDemand("a", s.URL), 0, disk)
+	_, err = h.restore("w", onDemand("b", s.URL, "checksum="+strings.Repeat("0", 128)), 0)
+	wantCode(t, err, codes.InvalidArgument)
+	resp, err := http.Get("http://" + h.cfg.Metrics + "/metrics")
+	must(t, err)
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	must(t, err)
+	for _, line := range []string{
+		`crust_images{state="ready"} 1`, `crust_images{state="failed"} 1`, `crust_images{state="downloading"} 0`,
+		`crust_image_preparations_total{result="ready"} 1`, `crust_image_preparations_total{result="failed"} 1`,
+		fmt.Sprintf(`crust_image_prepared_bytes_total{phase="downloading"} %v`, float64(2*20*mib)),
+	} {
+		if !strings.Contains(string(text), line) {
+			t.Errorf("%s is missing", line)
+		}
+	}
+	if !strings.Contains(h.log.String(), "an image is ready") || !strings.Contains(h.log.String(), "an image could not be prepared") {
+		t.Error("the log says nothing of it")
 	}
 }
 

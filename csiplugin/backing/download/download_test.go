@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -300,6 +301,42 @@ func TestWithoutALengthAChecksumWillDo(t *testing.T) {
 	})
 	got, result, err := get(t, config(), s.URL, checksum(sum([]byte(want))))
 	whole(t, []byte(want), got, result, err)
+}
+
+func TestHTTPS(t *testing.T) {
+	want := content(mib)
+	good := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/down" {
+			http.Redirect(w, r, "http://"+r.Host+"/", http.StatusFound)
+			return
+		}
+		_, _ = w.Write(want)
+	}))
+	defer good.Close()
+	trusting := config()
+	trusting.Roots = good.Client().Transport.(*http.Transport).TLSClientConfig
+	got, result, err := get(t, trusting, good.URL)
+	whole(t, want, got, result, err)
+	if _, _, err := get(t, trusting, good.URL+"/down"); !errors.Is(err, errdefs.ErrPermissionDenied) {
+		t.Errorf("a redirect to http: %v", err)
+	}
+	if _, _, err := get(t, config(), good.URL); !errors.Is(err, errdefs.ErrUnavailable) || !strings.Contains(err.Error(), "certificate") {
+		t.Errorf("a certificate that nobody trusts: %v", err)
+	}
+}
+
+func TestARedirectToAnAllowedAddressIsFollowed(t *testing.T) {
+	want := content(1000)
+	inner := backingtest.Serve(t, backingtest.File(want))
+	outer := backingtest.Serve(t, redirect(func(*http.Request) string { return inner.URL + "/image" }))
+	got, result, err := get(t, config(), outer.URL)
+	whole(t, want, got, result, err)
+	only := config()
+	only.AllowCIDRs, only.AllowHosts = nil, []string{"localhost"}
+	_, port, _ := strings.Cut(strings.TrimPrefix(outer.URL, "http://"), ":")
+	if _, _, err := get(t, only, "http://localhost:"+port+"/"); !errors.Is(err, errdefs.ErrPermissionDenied) {
+		t.Errorf("an allowed host redirects to an address that is not: %v", err)
+	}
 }
 
 func TestAddressesThatAreNotPublicAreRefused(t *testing.T) {
