@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
@@ -28,7 +29,7 @@ type imageScenario struct {
 
 func snapshotImage(format string) func(h *host, volume, _ string) (string, error) {
 	return func(h *host, volume, _ string) (string, error) {
-		for {
+		for ; ; time.Sleep(sidecarPause) {
 			resp, err := h.control.CreateSnapshot(h.call(), &csi.CreateSnapshotRequest{
 				Name: "image", SourceVolumeId: volume, Parameters: map[string]string{"type": "bi", "export-type": format},
 			})

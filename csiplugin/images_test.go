@@ -16,6 +16,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/containerd/errdefs"
@@ -295,12 +296,15 @@ func TestAFailureIsToldOnceAndTheNextCallBeginsAnew(t *testing.T) {
 	}
 }
 
+// sidecarPause is how long a sidecar of these tests waits before it asks again.
+const sidecarPause = 10 * time.Millisecond
+
 // imageSnapshot does what the snapshot sidecar does: it asks again until the snapshot is ready.
 func (h *host) imageSnapshot(name, volume, format string) *csi.Snapshot {
 	h.t.Helper()
 	req := &csi.CreateSnapshotRequest{Name: name, SourceVolumeId: volume, Parameters: map[string]string{"type": "bi", "export-type": format}}
 	var first *csi.Snapshot
-	for {
+	for ; ; time.Sleep(sidecarPause) {
 		resp, err := h.control.CreateSnapshot(h.call(), req)
 		if status.Code(err) == codes.Aborted {
 			continue

@@ -153,7 +153,7 @@ func (c *cluster) snapshot(m manifests, o object, volumes map[string]*node.Volum
 	for key, value := range m.find(c.t, "VolumeSnapshotClass", o.Spec.Class).Parameters {
 		parameters[key] = value
 	}
-	for {
+	for ; ; time.Sleep(20 * time.Millisecond) {
 		resp, err := c.controller().CreateSnapshot(c.ctx(), &csi.CreateSnapshotRequest{
 			Name: "snapshot-" + name, SourceVolumeId: volumes[o.Spec.Source.PVC].ID, Parameters: parameters,
 		})
