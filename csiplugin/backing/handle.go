@@ -67,7 +67,7 @@ const (
 	keyID       = "image-id"
 )
 
-var aliases = map[string]string{"checksum": keyChecksum, "exportType": keyFormat, "volumeName": keyVolume}
+var aliases = map[string]string{"checksum": keyChecksum, "exportType": keyFormat}
 
 // Handle is what the handle of a backing image says. Handles can be compared with ==.
 type Handle struct {

@@ -29,7 +29,7 @@ func TestParseHandle(t *testing.T) {
 			backing.Handle{Image: "test-bi", Source: backing.Export, Volume: "vol-export-src", Format: backing.QCOW2},
 		},
 		"the aliases": {
-			"bi://backing?backingImage=a&backingImageDataSourceType=export-from-volume&volumeName=v&exportType=raw&checksum=" + strings.ToUpper(sum),
+			"bi://backing?backingImage=a&backingImageDataSourceType=export-from-volume&volume-name=v&exportType=raw&checksum=" + strings.ToUpper(sum),
 			backing.Handle{Image: "a", Source: backing.Export, Volume: "v", Format: backing.Raw, Checksum: sum},
 		},
 		"a reference": {
