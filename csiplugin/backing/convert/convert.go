@@ -120,7 +120,7 @@ func (c *Converter) Convert(ctx context.Context, j Job) (err error) {
 	defer stop(nil)
 	go watch(ctx, j.Space, stop)
 	if err := c.run(ctx, order{Argv: argv, FileSize: limit, Binds: []bind{{j.From.Path, inPath, false}, {j.To.Path, outPath, true}}}, j.report); err != nil {
-		return err
+		return j.blame(err)
 	}
 	return errors.Join(out.Chown(0, 0), out.Sync())
 }
@@ -143,6 +143,17 @@ func (c *Converter) open(j Job) (in, out *os.File, err error) {
 		return nil, nil, errors.Join(err, in.Close(), out.Close(), os.Remove(j.To.Path))
 	}
 	return in, out, nil
+}
+
+// blame makes an error of a child that cannot say so itself ErrResourceExhausted, if there is no space.
+func (j Job) blame(err error) error {
+	if j.Space == nil || errors.Is(err, errdefs.ErrResourceExhausted) {
+		return err
+	}
+	if n, spaceErr := j.Space(context.Background()); spaceErr == nil && n <= 0 {
+		return fmt.Errorf("there is no space left for it: %v: %w", err, errdefs.ErrResourceExhausted)
+	}
+	return err
 }
 
 func watch(ctx context.Context, space func(context.Context) (int64, error), stop context.CancelCauseFunc) {

@@ -60,7 +60,7 @@ func (s *Store) Remove(ctx context.Context, name string) error {
 		if err == nil && img.Origin == catalog.BySnapshot {
 			err = fmt.Errorf("image %q is a snapshot; delete that (its handle is %s): %w", name, img.Handle, errdefs.ErrFailedPrecondition)
 		}
-		if errors.Is(err, errdefs.ErrNotFound) && s.fault(name) != nil {
+		if errors.Is(err, errdefs.ErrNotFound) && s.forget(name) {
 			return img, errReferred // there is only a failure, which is forgotten now
 		}
 		return img, err

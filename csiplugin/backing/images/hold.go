@@ -87,7 +87,7 @@ func (s *Store) look(ctx context.Context, h backing.Handle, origin catalog.Origi
 		err = s.settle(ctx, img)
 	}
 	if errors.Is(err, errdefs.ErrNotFound) {
-		if err := s.fault(h.Image); err != nil {
+		if err := s.fault(h.Image, h.Public().String()); err != nil {
 			return nil, err
 		}
 		return s.start(ctx, h, origin)
@@ -122,7 +122,7 @@ func (s *Store) start(ctx context.Context, h backing.Handle, origin catalog.Orig
 
 // resume begins to export what was cut.
 func (s *Store) resume(ctx context.Context, img catalog.Image) (*job, error) {
-	if err := errors.Join(s.Converter.Ready(), s.fault(img.Name)); err != nil {
+	if err := errors.Join(s.Converter.Ready(), s.fault(img.Name, img.Handle)); err != nil {
 		return nil, err
 	}
 	return s.begin(ctx, img, s.export)

@@ -137,12 +137,13 @@ func (s *Store) job(name string) *job {
 	return s.jobs[name]
 }
 
-// fault returns what the last job of an image has failed of, once.
-func (s *Store) fault(name string) error {
+// fault returns what the last job of an image has failed of, once, if it was for this public handle: what somebody else's
+// has failed of is not this caller's business.
+func (s *Store) fault(name, handle string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	f := s.failed[name]
-	if f == nil || f.told {
+	if f == nil || f.told || f.image.Handle != handle {
 		return nil
 	}
 	f.told = true
@@ -164,11 +165,13 @@ func (s *Store) stopJob(ctx context.Context, name string) error {
 	}
 }
 
-// forget drops what the last job of an image has failed of.
-func (s *Store) forget(name string) {
+// forget drops what the last job of an image has failed of, and says whether there was anything.
+func (s *Store) forget(name string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	_, there := s.failed[name]
 	delete(s.failed, name)
+	return there
 }
 
 // Status is an image and how far preparing it is.

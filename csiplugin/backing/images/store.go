@@ -43,6 +43,8 @@ type Config struct {
 	// and returns the image with Volume, VolumeName, Size, FSType, Block, Consistency and Created filled in. If it fails, the
 	// object may be there.
 	Cut func(ctx context.Context, volume string, img catalog.Image) (catalog.Image, error)
+	// Release thaws a volume that Cut of a process that died may have left frozen, if it did.
+	Release func(ctx context.Context, volume handle.Volume)
 	// Label is what is to be kept with an image's data.
 	Label func(catalog.Image) ([]byte, error)
 }
@@ -118,6 +120,9 @@ var errStopped = fmt.Errorf("the plugin stops: %w", errdefs.ErrUnavailable)
 func (s *Store) settle(ctx context.Context, img catalog.Image) error {
 	if img.State == catalog.Ready || img.State == catalog.Exporting {
 		return nil
+	}
+	if img.State == catalog.Creating && img.Volume != (handle.Volume{}) {
+		s.Release(ctx, img.Volume)
 	}
 	if err := s.remove(ctx, img); err != nil {
 		return err

@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -28,7 +29,13 @@ func Main(m *testing.M) int {
 		return 1
 	}
 	code := m.Run()
-	if left := leftovers(base); len(left) > 0 {
+	left := leftovers(base)
+	// The kernel detaches a loop device a moment after its last mount has gone, in whatever namespace that was.
+	for tries := 0; len(left) > 0 && tries < 100; tries++ {
+		time.Sleep(20 * time.Millisecond)
+		left = leftovers(base)
+	}
+	if len(left) > 0 {
 		fmt.Fprintf(os.Stderr, "FAIL: the tests have left behind:\n%s\n", strings.Join(left, "\n"))
 		return 1
 	}
