@@ -44,10 +44,10 @@ func must(t testing.TB, err error) {
 type engine struct {
 	*Cluster
 	node *node.Node
-	t    *testing.T
+	t    testing.TB
 }
 
-func startEngine(t *testing.T) *engine {
+func startEngine(t testing.TB) *engine {
 	t.Helper()
 	need(t)
 	root, err := filepath.Abs("../..")
@@ -64,7 +64,12 @@ func startEngine(t *testing.T) *engine {
 			raw, _ := os.ReadFile(c.Containerd.Log())
 			t.Logf("containerd:\n%s\ncrustd:\n%s", raw[max(0, len(raw)-8000):], n.Daemon.Log())
 		}
-		if err := errors.Join(c.Close(), n.Close(), node.Leftovers(n.Dir), os.RemoveAll(n.Dir)); err != nil {
+		if err := errors.Join(c.Close(), n.Close()); err != nil {
+			t.Error(err)
+		}
+		// A loop device is there for as long as somebody looks at it, who may be a stranger.
+		eventually(t, "left behind", func(context.Context) error { return node.Leftovers(n.Dir) })
+		if err := os.RemoveAll(n.Dir); err != nil {
 			t.Error(err)
 		}
 	})

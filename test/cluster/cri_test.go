@@ -22,7 +22,15 @@ type criPod struct {
 }
 
 // runPod runs a pod of the microVM runtime on the host's network.
-func runPod(t *testing.T, e *engine, conn *grpc.ClientConn, name string) *criPod {
+func runPod(t testing.TB, e *engine, conn *grpc.ClientConn, name string) *criPod {
+	t.Helper()
+	p := newPod(t, e, conn, name, "crust")
+	t.Cleanup(func() { p.end(t) })
+	return p
+}
+
+// newPod is runPod for any runtime, and the pod is the caller's to end.
+func newPod(t testing.TB, e *engine, conn *grpc.ClientConn, name, runtime string) *criPod {
 	t.Helper()
 	p := &criPod{e: e, api: cri.NewRuntimeServiceClient(conn), config: &cri.PodSandboxConfig{
 		Metadata:     &cri.PodSandboxMetadata{Name: name, Uid: name, Namespace: "default"},
@@ -32,15 +40,14 @@ func runPod(t *testing.T, e *engine, conn *grpc.ClientConn, name string) *criPod
 			SecurityContext: &cri.LinuxSandboxSecurityContext{NamespaceOptions: &cri.NamespaceOption{Network: cri.NamespaceMode_NODE, Pid: cri.NamespaceMode_CONTAINER}},
 		},
 	}}
-	resp, err := p.api.RunPodSandbox(step(t), &cri.RunPodSandboxRequest{Config: p.config, RuntimeHandler: "crust"})
+	resp, err := p.api.RunPodSandbox(step(t), &cri.RunPodSandboxRequest{Config: p.config, RuntimeHandler: runtime})
 	must(t, err)
 	p.id = resp.GetPodSandboxId()
-	t.Cleanup(func() { p.end(t) })
 	return p
 }
 
 // end stops and removes the pod; it may be stopped already.
-func (p *criPod) end(t *testing.T) {
+func (p *criPod) end(t testing.TB) {
 	t.Helper()
 	if _, err := p.api.StopPodSandbox(step(t), &cri.StopPodSandboxRequest{PodSandboxId: p.id}); err != nil {
 		t.Error(err)
@@ -51,7 +58,7 @@ func (p *criPod) end(t *testing.T) {
 }
 
 // start starts a shell script in a container of the pod.
-func (p *criPod) start(t *testing.T, name, script string, mounts ...*cri.Mount) string {
+func (p *criPod) start(t testing.TB, name, script string, mounts ...*cri.Mount) string {
 	t.Helper()
 	created, err := p.api.CreateContainer(step(t), &cri.CreateContainerRequest{PodSandboxId: p.id, SandboxConfig: p.config, Config: &cri.ContainerConfig{
 		Metadata: &cri.ContainerMetadata{Name: name}, Image: &cri.ImageSpec{Image: Image}, Command: []string{"/bin/sh", "-c", script},
