@@ -110,9 +110,9 @@ func TestContainerd(t *testing.T) {
 	must(t, v.Publish(step(t), "pod-1"))
 
 	t.Run("arguments, environment, user, directory, streams, exit code", func(t *testing.T) {
-		stdout, stderr, code := e.run("--env", "A=b c", "--user", "1000:1000", "--cwd", "/work/dir", Image, "c1",
+		stdout, stderr, code := e.run("--env", "A=b c", "--user", "1000:1000", "--cwd", "/job/dir", Image, "c1",
 			"/bin/sh", "-c", `echo "$A" $(id -u):$(id -g) $PWD $HOME $1; echo oops >&2; exit 7`, "sh", "x y")
-		if want := "b c 1000:1000 /work/dir /home x y\n"; stdout != want || !strings.Contains(stderr, "oops") || code != 7 {
+		if want := "b c 1000:1000 /job/dir /home x y\n"; stdout != want || !strings.Contains(stderr, "oops") || code != 7 {
 			t.Errorf("%q, %q, %d", stdout, stderr, code)
 		}
 	})

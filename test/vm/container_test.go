@@ -16,7 +16,7 @@ import (
 func startIn(t *testing.T, m *vm.Machine, c *guestv1.ContainerProcess, script string, env ...string) (*vm.Command, error) {
 	t.Helper()
 	resp, err := m.Agent().StartExec(vm.Context(t), &guestv1.StartExecRequest{
-		Argv: []string{"sh", "-c", script}, Env: append([]string{"PATH=/usr/bin:/usr/sbin"}, env...), Cwd: "/work", Container: c,
+		Argv: []string{"sh", "-c", script}, Env: append([]string{"PATH=/usr/bin:/usr/sbin"}, env...), Cwd: "/job", Container: c,
 	})
 	if err != nil {
 		return nil, rpc.FromWire(err)
@@ -41,7 +41,7 @@ func TestContainers(t *testing.T) {
 	fresh(t, m, "root", "ext4", usual)
 	fresh(t, m, "data", "ext4", usual)
 	root := mountPath("root")
-	m.Shell(t, "cp -a /usr /bin /sbin /lib /lib64 "+root+"; cd "+root+"; mkdir work etc; echo here > etc/mark; echo file > etc/config; ln -s /tmp trap; chown 7:8 work; touch plain; chmod 666 plain")
+	m.Shell(t, "cp -a /usr /bin /sbin /lib /lib64 "+root+"; cd "+root+"; mkdir job etc; echo here > etc/mark; echo file > etc/config; ln -s /tmp trap; chown 7:8 job; touch plain; chmod 666 plain")
 	first := &guestv1.ContainerProcess{Root: root}
 	if _, err := startIn(t, m, first, "true"); !errors.Is(err, errdefs.ErrFailedPrecondition) {
 		t.Errorf("a process in a volume that was not prepared: %v", err)
@@ -79,7 +79,7 @@ func containerView(t *testing.T, m *vm.Machine, root string) {
 		echo x > /dev/null; head -c 1 /dev/urandom | wc -c; test -e /proc/self/status; ls /dev/vd* 2>/dev/null && exit 9
 		touch /scratch/s; test -e /half/s; touch /half/t 2>/dev/null && exit 8; echo y > /etc/config && exit 7; echo data > /data/f; exit 3`, "A=b")
 	stdout, stderr, code := c.Wait()
-	if stdout != "/work\nhere\nb\n1\n" || code != 3 {
+	if stdout != "/job\nhere\nb\n1\n" || code != 3 {
 		t.Errorf("%q, %q, code %d", stdout, stderr, code)
 	}
 	if got := m.Run(t, "cat", mountPath("data")+"/f"); got != "data" {
@@ -99,7 +99,7 @@ func containerView(t *testing.T, m *vm.Machine, root string) {
 
 func containerUser(t *testing.T, m *vm.Machine, root string) {
 	c := mustStartIn(t, m, &guestv1.ContainerProcess{Root: root, Uid: 7, Gid: 9, AdditionalGids: []uint32{8, 11}},
-		`id -u; id -g; id -G; touch /work/f && stat -c %u:%g /work/f; touch /etc/f 2>/dev/null || echo denied; grep CapEff /proc/self/status`)
+		`id -u; id -g; id -G; touch /job/f && stat -c %u:%g /job/f; touch /etc/f 2>/dev/null || echo denied; grep CapEff /proc/self/status`)
 	if stdout, stderr, code := c.Wait(); stdout != "7\n9\n9 8 11\n7:9\ndenied\nCapEff:\t0000000000000000\n" || code != 0 {
 		t.Errorf("%q, %q, code %d", stdout, stderr, code)
 	}
