@@ -168,7 +168,7 @@ func TestPublishRefuses(t *testing.T) {
 		{"a group change policy that means nothing", func(r *csi.NodePublishVolumeRequest) {
 			r.VolumeContext["crust.dev/fs-group-change-policy"] = "Sometimes"
 		}, errdefs.ErrInvalidArgument, "Sometimes"},
-		{"a handler that is not configured", func(r *csi.NodePublishVolumeRequest) { r.VolumeContext["crust.dev/handler"] = "none" }, errdefs.ErrFailedPrecondition, "there is cli, remote"},
+		{"a handler that is not configured", func(r *csi.NodePublishVolumeRequest) { r.VolumeContext["crust.dev/handler"] = "none" }, errdefs.ErrFailedPrecondition, "there is cli, kata, remote"},
 		{"a driver that loses read-only", func(r *csi.NodePublishVolumeRequest) {
 			r.Readonly = true
 			n.driver.Answer = func(d *deferred.DeferredFilesystem) { d.ReadOnly = false }
