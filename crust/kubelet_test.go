@@ -318,8 +318,13 @@ func orphanRemoved(t *testing.T, n *node, p pod) {
 	// Somebody unmounts it first.
 	check(t, "unmount", unix.Unmount(p.target(), unix.MNT_DETACH))
 	check(t, "remove", os.RemoveAll(n.path("pods", p.uid)))
-	n.restart()
-	n.logged("orphaned", p.target())
+	n.restart() // the daemon may have begun to give the volume back before that
+	eventually(t, "the driver to have the volume back", func() error {
+		if _, ok := n.driver.Published()[p.target()]; ok {
+			return errors.New("it is still published")
+		}
+		return nil
+	})
 	eventually(t, "the volume to be free", func() error { return pod{n: n, volume: "v1", uid: "uid-2"}.setUpAt(t.Context()) })
 }
 
