@@ -38,6 +38,7 @@ func TestCommands(t *testing.T) {
 	t.Run("nobody reads", func(t *testing.T) {
 		flood := m.Begin(t, "yes")
 		// The command waits with a full pipe: the agent has all its memory for others.
+		m.Shell(t, "for i in $(seq 100); do grep -ls '^Name:.yes$' /proc/[0-9]*/status | xargs -r grep -ls '^State:.S' | grep -q . && exit 0; sleep 0.1; done; exit 1")
 		if got := m.Run(t, "echo", "hello"); got != "hello" {
 			t.Errorf("another command says %q", got)
 		}

@@ -78,7 +78,8 @@ func Dir(t testing.TB) string {
 }
 
 // Filesystem makes a filesystem of fstype ("xfs", "btrfs", "ext4") and size bytes, mounts it, and returns the directory.
-// It is unmounted when the test ends, which fails if something still uses it.
+// It is unmounted when the test ends, which fails if something still uses it, and its space is given back then: all
+// filesystems of a package's tests together are more than a small machine's disk.
 func Filesystem(t testing.TB, fstype string, size int64) string {
 	t.Helper()
 	base := Dir(t)
@@ -93,7 +94,12 @@ func Filesystem(t testing.TB, fstype string, size int64) string {
 	}
 	Run(t, "mkfs."+fstype, "-q", force, image)
 	Run(t, "mount", "-t", fstype, "-o", "loop", image, dir)
-	t.Cleanup(func() { Run(t, "umount", dir) })
+	t.Cleanup(func() {
+		Run(t, "umount", dir)
+		if err := os.Remove(image); err != nil {
+			t.Error(err)
+		}
+	})
 	return dir
 }
 
