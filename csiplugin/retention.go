@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strconv"
 	"time"
@@ -45,8 +46,16 @@ func keepsBases(snap catalog.Snapshot) int {
 	return n
 }
 
-// keepAsBase deletes a snapshot but keeps its data. A full pool is ErrResourceExhausted, and the snapshot is as it was.
+// keepAsBase deletes a snapshot but keeps its data. In a full pool it is ErrResourceExhausted, and the snapshot is there as
+// before: who deletes something then needs the space.
 func (s *store) keepAsBase(ctx context.Context, snap catalog.Snapshot) error {
+	space, err := s.engine.Capacity(ctx)
+	if err != nil {
+		return err
+	}
+	if space.Free < fullPool {
+		return fmt.Errorf("the pool is full, %d bytes are free: %w", space.Free, errdefs.ErrResourceExhausted)
+	}
 	base := catalog.Base{
 		ID: snap.ID, Volume: snap.Volume, Size: snap.Size, Keep: keepsBases(snap), Created: snap.Created, Deleted: time.Now().UTC(),
 	}

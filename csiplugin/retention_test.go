@@ -1,11 +1,13 @@
 package csiplugin_test
 
 import (
+	"bytes"
 	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -18,6 +20,7 @@ import (
 	"crust.dev/crust/csiplugin/handle"
 	"crust.dev/crust/csiplugin/internal/scratch"
 	poolv1 "crust.dev/crust/protocol/crust/pool/v1"
+	"crust.dev/crust/test/priv"
 )
 
 // keep cuts a snapshot that is kept as one of so many bases when it is deleted.
@@ -230,20 +233,63 @@ func TestABaseWhoseDataIsGone(t *testing.T) {
 	h.wantBases("it can still be seen", base)
 }
 
-// TestNoBaseOnAFullPool deletes for good what it cannot keep.
+// TestNoBaseOnAFullPool deletes for good what it would keep otherwise: its space is what is missing. What was kept before,
+// other snapshots and the volume stay as they are.
 func TestNoBaseOnAFullPool(t *testing.T) {
-	h := newHost(t, "xfs")
-	v := h.create("v", block(), nil)
-	v.fill('a', 0, 64)
-	snap := h.keep("s", v.id, 1)
-	scratch.Fill(t, filepath.Join(h.root(), "filler"))
-	h.drop(snap)
-	if got := h.bases(); len(got) > 0 && !slices.Equal(got, []string{snap}) {
-		t.Errorf("the bases are %v", got)
+	for _, fstype := range []string{"xfs", "btrfs"} {
+		t.Run(fstype, func(t *testing.T) {
+			priv.Root(t)
+			h := newHostIn(t, filepath.Join(scratch.Filesystem(t, fstype, 320*mib), "pool"))
+			v := h.create("v", block(), nil)
+			v.fill('a', 0, 64)
+			kept := h.keep("kept", v.id, 2)
+			h.drop(kept)
+			v.fill('b', 64, 2048)
+			given := h.keep("given up", v.id, 2)
+			v.fill('c', 0, 2112)
+			target := h.snapshot("target", v.id)
+			before := [][]byte{read(t, v.file()), read(t, h.file(kept)), read(t, h.file(target))}
+			filler := filepath.Join(h.root(), "filler")
+			scratch.Fill(t, filler)
+
+			h.drop(given)
+			h.wantBases("the pool is full", kept)
+			if !strings.Contains(h.log.String(), "should be kept as a base") || !strings.Contains(h.log.String(), "the pool is full") {
+				t.Error("the log does not say what became of the base")
+			}
+			if slices.Contains(h.objects(), given) {
+				t.Error("the data of the snapshot takes space still")
+			}
+			_, err := h.control.GetSnapshot(h.call(), &csi.GetSnapshotRequest{SnapshotId: given})
+			wantCode(t, err, codes.NotFound)
+			_, err = h.delta(given, target, 0, 0, all)
+			wantCode(t, err, codes.NotFound, given)
+			h.drop(given)
+			check := func(what string) {
+				t.Helper()
+				for i, path := range []string{v.file(), h.file(kept), h.file(target)} {
+					if !bytes.Equal(before[i], read(t, path)) {
+						t.Errorf("%s: %s is not what it was", what, path)
+					}
+				}
+				got, err := h.delta(kept, target, 0, 0, all)
+				if diff := cmp.Diff(pages(0, 2112), got.spans, cmp.AllowUnexported(span{})); err != nil || diff != "" {
+					t.Errorf("%s: changes since the base that was there: %v (-want +got):\n%s", what, err, diff)
+				}
+			}
+			check("in the full pool")
+			h.stop()
+			h.start()
+			check("after a restart")
+
+			// With space again, bases are kept again.
+			must(t, os.Remove(filler))
+			h.waitForSpace(16 * mib)
+			last := h.keep("last", v.id, 2)
+			h.drop(last)
+			h.wantBases("there is space again", kept, last)
+		})
 	}
-	_, err := h.control.GetSnapshot(h.call(), &csi.GetSnapshotRequest{SnapshotId: snap})
-	wantCode(t, err, codes.NotFound)
-	must(t, os.Remove(filepath.Join(h.root(), "filler")))
 }
 
 // TestRepairFindsBases loses the catalog.

@@ -288,10 +288,11 @@ func (c *controller) deleteOne(ctx context.Context, id handle.Snapshot) (catalog
 		return snap, invalid("snapshot %s is one of group snapshot %s; delete that", snap.ID, snap.Group)
 	}
 	if snap.State == catalog.Ready && keepsBases(snap) > 0 {
-		if err := c.keepAsBase(ctx, snap); !errors.Is(err, errdefs.ErrResourceExhausted) {
+		err := c.keepAsBase(ctx, snap)
+		if !errors.Is(err, errdefs.ErrResourceExhausted) {
 			return snap, err
 		}
-		rpc.Logger(ctx).WarnContext(ctx, "the pool is full: a snapshot is deleted that should be kept as a base", logSnapshot, snap.ID.String())
+		rpc.Logger(ctx).WarnContext(ctx, "a snapshot is deleted that should be kept as a base", logSnapshot, snap.ID.String(), rpc.LogError, err)
 	}
 	if snap.State == catalog.Ready {
 		if err := c.engine.Idle(ctx, object(snap.ID)); err != nil && !errors.Is(err, errdefs.ErrNotFound) {
