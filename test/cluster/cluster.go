@@ -45,7 +45,7 @@ func newCluster(root, bin, dir string) (_ *Cluster, err error) {
 			return nil, err
 		}
 	}
-	for _, name := range []string{"etcd", "etcd-peer", "apiserver", "controller-manager", "scheduler", "kubelet"} {
+	for _, name := range []string{"etcd", "etcd-peer", "apiserver", "controller-manager", "scheduler", "kubelet", "snapshot-metadata"} {
 		if c.ports[name], err = freePort(); err != nil {
 			return nil, err
 		}

@@ -66,6 +66,7 @@ const crustdConfig = `drivers:
 - {endpoint: "unix://@DIR@/kubelet/plugins/crust/csi.sock", upstream: "unix://@DIR@/csi.sock", register: true}
 runtimeEndpoint: unix://@DIR@/runtime.sock
 kepEndpoint: unix://@DIR@/kep.sock
+adminEndpoint: unix://@DIR@/admin.sock
 registrationDir: @DIR@/kubelet/plugins_registry
 stateDir: @DIR@/state
 policy: {default: auto}

@@ -2,13 +2,12 @@ package cluster
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
 	"net"
-	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strings"
 )
 
 // Driver is the name of the CSI driver.
@@ -32,6 +31,35 @@ provisioner: ` + Driver + `
 allowVolumeExpansion: true
 volumeBindingMode: Immediate
 parameters: {csi.storage.k8s.io/fstype: ext4}
+---
+apiVersion: storage.k8s.io/v1
+kind: StorageClass
+metadata: {name: crust-xfs}
+provisioner: ` + Driver + `
+allowVolumeExpansion: true
+volumeBindingMode: WaitForFirstConsumer
+parameters: {csi.storage.k8s.io/fstype: xfs}
+`
+
+// snapshotObjects are those whose types have to be installed before.
+const snapshotObjects = `apiVersion: snapshot.storage.k8s.io/v1
+kind: VolumeSnapshotClass
+metadata: {name: crust}
+driver: ` + Driver + `
+deletionPolicy: Delete
+---
+apiVersion: snapshot.storage.k8s.io/v1
+kind: VolumeSnapshotClass
+metadata: {name: crust-image}
+driver: ` + Driver + `
+deletionPolicy: Delete
+parameters: {type: bi, export-type: qcow2}
+---
+apiVersion: groupsnapshot.storage.k8s.io/v1
+kind: VolumeGroupSnapshotClass
+metadata: {name: crust}
+driver: ` + Driver + `
+deletionPolicy: Delete
 `
 
 // startStorage starts the driver, the daemon, and the sidecars, and installs their objects.
@@ -41,7 +69,7 @@ func (c *Cluster) startStorage(ctx context.Context) error {
 	}
 	var err error
 	if c.Driver, err = c.start("crust-csi", nil, filepath.Join(c.ours, "crust-csi"), "--endpoint", "unix://"+c.path("csi.sock"), "--node-id", Node,
-		"--pool", c.path("pool"), "--pool-size", "4Gi", "--crustd-endpoint", "unix://"+c.path("kep.sock")); err != nil {
+		"--pool", c.path("pool"), "--pool-size", "4Gi", "--crustd-endpoint", "unix://"+c.path("kep.sock"), "--image-allow-cidr", "127.0.0.0/8"); err != nil {
 		return err
 	}
 	if err := c.Driver.await(ctx, listens(c.path("csi.sock"))); err != nil {
@@ -56,18 +84,27 @@ func (c *Cluster) startStorage(ctx context.Context) error {
 	if err := c.Apply(ctx, storageObjects); err != nil {
 		return err
 	}
-	if err := c.applySnapshotTypes(ctx); err != nil {
+	if err := c.applyTypes(ctx, "snapshotter", "github.com/kubernetes-csi/external-snapshotter/client/v8", "groupsnapshot.storage.k8s.io", "snapshot.storage.k8s.io"); err != nil {
+		return err
+	}
+	if err := c.applyTypes(ctx, "snapshotmetadata", "github.com/kubernetes-csi/external-snapshot-metadata/client", "cbt.storage.k8s.io"); err != nil {
+		return err
+	}
+	if err := c.Apply(ctx, snapshotObjects); err != nil {
 		return err
 	}
 	common := []string{"--kubeconfig", c.Kubeconfig()}
-	csi := append(common, "--csi-address", c.path("csi.sock"))
+	csi := slices.Concat(common, []string{"--csi-address", c.path("csi.sock")})
 	for name, args := range map[string][]string{
-		"csi-provisioner":     append(csi, "--extra-create-metadata"),
+		"csi-provisioner":     slices.Concat(csi, []string{"--extra-create-metadata", "--node-deployment", "--enable-capacity", "--capacity-ownerref-level=-1", "--immediate-topology=false"}),
 		"csi-resizer":         csi,
-		"csi-snapshotter":     csi,
-		"snapshot-controller": common,
+		"csi-snapshotter":     slices.Concat(csi, []string{"--node-deployment", "--extra-create-metadata", "--feature-gates=CSIVolumeGroupSnapshot=true"}),
+		"snapshot-controller": slices.Concat(common, []string{"--enable-distributed-snapshotting", "--feature-gates=CSIVolumeGroupSnapshot=true"}),
+		"csi-snapshot-metadata": slices.Concat(csi, []string{
+			"--port", c.port("snapshot-metadata"), "--tls-cert", c.pki("apiserver.crt"), "--tls-key", c.pki("apiserver.key"),
+		}),
 	} {
-		if _, err := c.start(name, []string{"NODE_NAME=" + Node}, append([]string{c.program(name)}, args...)...); err != nil {
+		if _, err := c.start(name, []string{"NODE_NAME=" + Node, "NAMESPACE=default"}, append([]string{c.program(name)}, args...)...); err != nil {
 			return err
 		}
 	}
@@ -83,20 +120,34 @@ func (c *Cluster) makeGuestImage(ctx context.Context) error {
 	return nil
 }
 
-// applySnapshotTypes installs the types of the external snapshotter, out of the module that has them.
-func (c *Cluster) applySnapshotTypes(ctx context.Context) error {
-	cmd := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", "github.com/kubernetes-csi/external-snapshotter/client/v8")
-	cmd.Dir = filepath.Join(c.root, "test/cluster/modules/snapshotter")
+// applyTypes installs the custom resource definitions of some API groups, out of the module that has them, and waits until
+// they are served. The version of the module is that of a program's.
+func (c *Cluster) applyTypes(ctx context.Context, program, module string, groups ...string) error {
+	cmd := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", module)
+	cmd.Dir = filepath.Join(c.root, "test/cluster/modules", program)
 	out, err := cmd.Output()
 	if err != nil {
-		return fmt.Errorf("find the snapshotter's types: %w", err)
+		return fmt.Errorf("find module %s: %w", module, err)
 	}
-	crds := filepath.Join(string(out[:max(0, len(out)-1)]), "config", "crd")
-	if _, err := os.Stat(crds); errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("the module of the snapshotter's types has no %s", crds)
+	args := []string{"apply"}
+	for _, group := range groups {
+		files, err := filepath.Glob(filepath.Join(strings.TrimSpace(string(out)), "config/crd", group+"_*.yaml"))
+		if err != nil {
+			return err
+		}
+		if len(files) == 0 {
+			return fmt.Errorf("module %s has no types of %s", module, group)
+		}
+		for _, f := range files {
+			args = append(args, "-f", f)
+		}
 	}
-	if out, err := c.Kubectl(ctx, "apply", "-k", crds).CombinedOutput(); err != nil {
-		return fmt.Errorf("apply %s: %w: %s", crds, err, out)
+	if out, err := c.Kubectl(ctx, args...).CombinedOutput(); err != nil {
+		return fmt.Errorf("apply types of %s: %w: %s", module, err, out)
+	}
+	args[0] = "wait"
+	if out, err := c.Kubectl(ctx, append(args, "--for=condition=Established", "--timeout=1m")...).CombinedOutput(); err != nil {
+		return fmt.Errorf("types of %s: %w: %s", module, err, out)
 	}
 	return nil
 }

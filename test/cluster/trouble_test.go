@@ -1,0 +1,188 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/prometheus/procfs"
+	corev1 "k8s.io/api/core/v1"
+
+	"crust.dev/crust/runtimehandler/sandbox"
+)
+
+// restarts kills the kubelet, the daemon and the driver, each while a pod starts, while its volume grows, and while it ends.
+func restarts(s *space) {
+	s.claim("data", "256Mi")
+	size, lines := 256, 0
+	for _, victim := range []*Process{s.Kubelet, s.Daemon, s.Driver} {
+		for _, delay := range []time.Duration{0, 2 * time.Second} {
+			crash := func(what string) {
+				s.t.Helper()
+				time.Sleep(delay)
+				s.t.Logf("%s is killed %v after %s", victim.Name, delay, what)
+				victim.Kill()
+				must(s.t, victim.Start())
+			}
+			s.pod("app", microVM, "data")
+			crash("a pod was made")
+			s.running("app")
+			s.sh("app", "echo line >> /data/log; sync")
+			lines++
+			size += 32
+			s.kubectl("patch", "pvc", "data", "--patch", fmt.Sprintf(`{"spec":{"resources":{"requests":{"storage":"%dMi"}}}}`, size))
+			crash("a volume began to grow")
+			s.kubectl("wait", "pvc/data", fmt.Sprintf("--for=jsonpath={.status.capacity.storage}=%dMi", size), "--timeout=4m")
+			eventually(s.t, "the kubelet lets people in again", func(ctx context.Context) error {
+				out, err := s.Kubectl(ctx, "--namespace", s.name, "exec", "app", "--", "/bin/sh", "-c", "wc -l < /data/log; df -m /data | tail -1").CombinedOutput()
+				if err != nil {
+					return fmt.Errorf("%w: %s", err, out)
+				}
+				fields := strings.Fields(string(out))
+				if len(fields) < 3 || fields[0] != fmt.Sprint(lines) {
+					return fmt.Errorf("the pod says %q, want %d lines", out, lines)
+				}
+				return nil
+			})
+			s.kubectl("delete", "pod", "app", "--wait=false")
+			crash("a pod was deleted")
+			s.kubectl("wait", "pod/app", "--for=delete", "--timeout=4m")
+		}
+	}
+	if types := s.hostMounts("data"); len(types) > 0 {
+		s.t.Errorf("left mounted: %v", types)
+	}
+}
+
+// aKilledMachine: the shim is killed under a pod, which comes back with its data.
+func aKilledMachine(s *space) {
+	s.claim("data", "256Mi")
+	s.pod("app", microVM, "data")
+	s.running("app")
+	s.sh("app", "echo kept > /data/f; sync")
+	for _, m := range s.machines() {
+		must(s.t, syscall.Kill(m.PID, syscall.SIGKILL))
+	}
+	eventually(s.t, "the container is started again", func(context.Context) error {
+		if n := s.running("app").Status.ContainerStatuses[0].RestartCount; n == 0 {
+			return errors.New("it was not")
+		}
+		return nil
+	})
+	if got := s.sh("app", "cat /data/f"); got != "kept" {
+		s.t.Errorf("%q", got)
+	}
+}
+
+// machines are the microVMs of the node.
+func (s *space) machines() []sandbox.Info {
+	s.t.Helper()
+	entries, err := os.ReadDir(s.path("s"))
+	must(s.t, err)
+	var list []sandbox.Info
+	for _, e := range entries {
+		if info, err := sandbox.Read(s.path("s"), e.Name()); err == nil {
+			list = append(list, info)
+		}
+	}
+	return list
+}
+
+// reboot ends the node without a word to anybody, as a loss of power does: all processes, all mounts, and what is in memory.
+// It comes back with its pods and their data.
+func reboot(s *space) {
+	s.claim("data", "256Mi")
+	s.claim("host", "256Mi")
+	forever := func(p *corev1.Pod) { p.Spec.RestartPolicy = corev1.RestartPolicyAlways }
+	s.pod("app", microVM, "data", forever)
+	s.pod("plain", onHost, "host", forever)
+	for _, name := range []string{"app", "plain"} {
+		s.running(name)
+		s.sh(name, "echo kept > /data/f; sync")
+	}
+	must(s.t, s.powerOff())
+	must(s.t, s.powerOn(step(s.t)))
+	for _, name := range []string{"app", "plain"} {
+		eventually(s.t, "pod "+name+" is started again", func(context.Context) error {
+			if n := s.running(name).Status.ContainerStatuses[0].RestartCount; n == 0 {
+				return errors.New("it was not")
+			}
+			return nil
+		})
+		if got := s.sh(name, "cat /data/f"); got != "kept" {
+			s.t.Errorf("%s has %q", name, got)
+		}
+		s.gone(name)
+	}
+}
+
+// powerOff kills what runs on the node, and removes what does not outlive a boot. Of the control plane nothing is touched: it is
+// another machine as far as the node is concerned.
+func (c *Cluster) powerOff() error {
+	for _, p := range []*Process{c.Kubelet, c.Containerd, c.Daemon, c.Driver} {
+		p.Kill()
+	}
+	family, err := c.shimsAndTheirs()
+	if err != nil {
+		return err
+	}
+	for _, pid := range family {
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
+			return fmt.Errorf("kill %d: %w", pid, err)
+		}
+	}
+	deadline := time.Now().Add(startTimeout)
+	for err = c.unmountAll(); err != nil && time.Now().Before(deadline); err = c.unmountAll() {
+		time.Sleep(100 * time.Millisecond) // until the last of the killed has gone
+	}
+	for _, volatile := range []string{"cd", "s", "containerd.sock", "csi.sock", "kep.sock", "runtime.sock", "admin.sock"} {
+		err = errors.Join(err, os.RemoveAll(c.path(volatile)))
+	}
+	return err
+}
+
+// powerOn starts the node again.
+func (c *Cluster) powerOn(ctx context.Context) error {
+	for _, start := range []struct {
+		process *Process
+		socket  string
+	}{{c.Driver, "csi.sock"}, {c.Daemon, "runtime.sock"}, {c.Containerd, "containerd.sock"}} {
+		if err := start.process.Start(); err != nil {
+			return err
+		}
+		if err := start.process.await(ctx, listens(c.path(start.socket))); err != nil {
+			return err
+		}
+	}
+	return c.Kubelet.Start()
+}
+
+// shimsAndTheirs are the shims of the node's containerd and what they have started.
+func (c *Cluster) shimsAndTheirs() ([]int, error) {
+	all, err := procfs.AllProcs()
+	if err != nil {
+		return nil, err
+	}
+	children := map[int][]int{}
+	var family []int
+	for _, p := range all {
+		stat, err := p.Stat()
+		argv, argvErr := p.CmdLine()
+		if errors.Join(err, argvErr) != nil {
+			continue // it has just ended
+		}
+		children[stat.PPID] = append(children[stat.PPID], p.PID)
+		if slices.Contains(argv, c.path("containerd.sock")) {
+			family = append(family, p.PID)
+		}
+	}
+	for i := 0; i < len(family); i++ {
+		family = append(family, children[family[i]]...)
+	}
+	return family, nil
+}
