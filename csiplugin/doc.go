@@ -30,6 +30,13 @@
 // wants it or several volumes are cut at once, crustd freezes the filesystems in their sandboxes (consistency.go). What
 // consistency was asked for and cannot be had is refused.
 //
+// A snapshot of type "bi" is a backing image: a golden disk with a handle "bi://" that is Longhorn's, which volumes are cloned
+// from as from any snapshot (images*.go here, and package backing). It is exported from a volume, or downloaded when somebody
+// wants the first volume made from it. Preparing one goes on in a job of its own, and calls that wait for it are ABORTED with how
+// far it is. What an image holds was made by somebody who is not trusted: it is looked at, and converted in a child without
+// rights, before it becomes an object of the pool; then it is sealed, like a snapshot. What is asked for with a handle is never
+// put into volume_context, because handles have URLs.
+//
 // At most one call works on a volume at a time; another one is ABORTED. Calls that only read a volume, as cutting does,
 // share it. Cutting can take minutes, so it goes on when its caller has given up (jobs.go), and whoever asks again is told
 // so. What has to survive a kill is written before it is done and completed, or undone, by the next call for that volume or

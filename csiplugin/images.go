@@ -41,7 +41,7 @@ func newImages(s *store, p *pool.Pool, cfg ImagesConfig) *images.Store {
 		Catalog: s.catalog, Engine: s.engine, Pool: s.pool, Dir: p.Images(), MaxSize: cfg.MaxSize,
 		Downloads: download.New(download.Config{AllowCIDRs: cfg.AllowCIDRs, AllowHosts: cfg.AllowHosts, MaxBytes: cfg.MaxSize, MaxTime: cfg.DownloadTime}),
 		Converter: convert.New(convert.Config{Dir: p.Images(), UID: cfg.ConvertUID, MaxTime: cfg.ConvertTime}),
-		Try:       s.locks.try, Share: s.locks.share, Cut: s.cutImage, Label: imageLabel,
+		Try:       s.locks.try, Share: s.locks.share, Cut: s.cutImage, Seal: s.protect, Label: imageLabel,
 		Release: func(ctx context.Context, volume handle.Volume) { s.quiet.release(ctx, []string{volume.String()}) },
 	})
 }

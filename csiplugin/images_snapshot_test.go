@@ -2,14 +2,17 @@ package csiplugin_test
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"path/filepath"
 	"testing"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -312,4 +315,43 @@ func TestImagesOfAVolumeInASandbox(t *testing.T) {
 		})
 	}
 	v.giveBack("v")
+}
+
+// TestNobodyWritesToAnImage opens what images are kept in, as root. A volume that is made from one is not protected.
+func TestNobodyWritesToAnImage(t *testing.T) {
+	h := newImagesHost(t)
+	v := h.create("v", mounted("ext4"), nil)
+	disk := golden(16 * mib)
+	write(t, v.file(), disk, 0)
+	s := files(t, disk)
+	handles := map[string]string{
+		"cut":      h.imageSnapshot("cut", v.id, "raw").GetSnapshotId(),
+		"exported": h.imageSnapshot("exported", v.id, "qcow2").GetSnapshotId(),
+		"raw":      onDemand("raw", s.URL+"/raw"),
+		"unpacked": onDemand("unpacked", s.URL+"/disk.qcow2"),
+	}
+	for name, handle := range handles {
+		write(t, h.file(h.restored("of "+name, handle, 0, disk).GetVolumeId()), []byte("mine"), 0)
+	}
+	sealed := func() {
+		t.Helper()
+		for name, img := range h.images() {
+			if _, err := os.OpenFile(h.file(img.GetId()), os.O_RDWR, 0); !errors.Is(err, unix.EPERM) {
+				t.Errorf("image %s can be opened for writing: %v", name, err)
+			}
+		}
+	}
+	sealed()
+	h.stop()
+	for _, object := range h.objects() {
+		scratch.Run(t, "chattr", "-i", h.file(object)) // as a copy of the pool has it
+	}
+	h.start()
+	sealed()
+	for _, handle := range handles {
+		must(t, h.deleteSnapshot(handle))
+	}
+	if left := h.images(); len(left) > 0 {
+		t.Errorf("there are still %v", left)
+	}
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/containerd/errdefs"
 
 	"crust.dev/crust/csiplugin/catalog"
+	"crust.dev/crust/csiplugin/engine"
 	"crust.dev/crust/csiplugin/handle"
 	"crust.dev/crust/protocol/rpc"
 )
@@ -31,12 +32,17 @@ func (s *store) cutTime(snaps []catalog.Snapshot) (time.Time, error) {
 	return now, err
 }
 
-// seal protects a snapshot's data, which comparing snapshots rests on. Nothing in this plugin writes to it; where the right
-// is lacking to keep others from it, that has to do.
+// seal protects a snapshot's data, which comparing snapshots rests on.
 func (s *store) seal(ctx context.Context, snap catalog.Snapshot) error {
-	err := s.changes.Seal(ctx, object(snap.ID))
+	return s.protect(ctx, object(snap.ID))
+}
+
+// protect seals the object of a snapshot or of an image. Nothing in this plugin writes to it; where the right is lacking to
+// keep others from it, that has to do.
+func (s *store) protect(ctx context.Context, name engine.Name) error {
+	err := s.changes.Seal(ctx, name)
 	if errors.Is(err, errdefs.ErrPermissionDenied) {
-		rpc.Logger(ctx).WarnContext(ctx, "a snapshot is not protected against being written to", logSnapshot, snap.ID.String(), rpc.LogError, err)
+		rpc.Logger(ctx).WarnContext(ctx, "an object is not protected against being written to", "object", string(name), rpc.LogError, err)
 		return nil
 	}
 	return err

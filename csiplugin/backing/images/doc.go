@@ -18,5 +18,6 @@
 // between attempts.
 //
 // Data comes into the pool in one way only: it is written to a file, looked at, and then cloned into an object, so that what
-// was looked at is what volumes are made from.
+// was looked at is what volumes are made from. An object that is finished is sealed (engine.Changes), and nobody can write to it
+// any more.
 package images

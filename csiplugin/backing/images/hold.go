@@ -144,6 +144,10 @@ func (s *Store) cut(ctx context.Context, volume string, img catalog.Image) (cata
 		err = s.checkCut(made)
 	}
 	if err == nil {
+		err = s.Seal(ctx, object(made))
+		crashpoint.At(ctx, "cut sealed")
+	}
+	if err == nil {
 		err = s.Catalog.PutImage(made)
 	}
 	if err != nil {

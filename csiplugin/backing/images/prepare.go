@@ -99,6 +99,10 @@ func (s *Store) fetch(ctx context.Context, j *job, h backing.Handle) error {
 		return context.Cause(ctx)
 	}
 	crashpoint.At(ctx, "image placed")
+	if err := s.Seal(ctx, object(img)); err != nil {
+		return err
+	}
+	crashpoint.At(ctx, "image sealed")
 	if err := s.Catalog.PutImage(img); err != nil {
 		return err
 	}

@@ -45,6 +45,8 @@ type Config struct {
 	Cut func(ctx context.Context, volume string, img catalog.Image) (catalog.Image, error)
 	// Release thaws a volume that Cut of a process that died may have left frozen, if it did.
 	Release func(ctx context.Context, volume handle.Volume)
+	// Seal protects the object of an image, which nobody writes to any more, from being written to until it is deleted.
+	Seal func(ctx context.Context, object engine.Name) error
 	// Label is what is to be kept with an image's data.
 	Label func(catalog.Image) ([]byte, error)
 }
@@ -88,6 +90,9 @@ func (s *Store) Recover(ctx context.Context) error {
 		if err == nil {
 			_, err = s.stat(ctx, img)
 			keep[exportFile(img)] = img.State == catalog.Ready
+		}
+		if err == nil {
+			err = s.Seal(ctx, object(img)) // a rebuilt pool, or an image that an older version has made
 		}
 		if err != nil && !errors.Is(err, errdefs.ErrNotFound) {
 			rpc.Logger(ctx).WarnContext(ctx, "an image needs attention", logImage, img.Name, rpc.LogError, err)
