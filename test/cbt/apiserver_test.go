@@ -3,6 +3,7 @@ package cbt
 import (
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -14,7 +15,9 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/client-go/kubernetes/scheme"
 )
 
 // token is the only one that the API server takes.
@@ -103,12 +106,18 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch q.resource {
 	case "tokenreviews":
 		var review authenticationv1.TokenReview
-		_ = json.NewDecoder(r.Body).Decode(&review)
+		if err := receive(r, &review); err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
 		review.Status.Authenticated, review.Status.Audiences = review.Spec.Token == token, review.Spec.Audiences
 		answer, ok = review, true
 	case "subjectaccessreviews":
 		var review authorizationv1.SubjectAccessReview
-		_ = json.NewDecoder(r.Body).Decode(&review)
+		if err := receive(r, &review); err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
 		review.Status.Allowed = review.Spec.ResourceAttributes != nil && review.Spec.ResourceAttributes.Namespace == "app"
 		answer, ok = review, true
 	}
@@ -117,6 +126,23 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		answer = map[string]any{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404}
 	}
 	_ = json.NewEncoder(w).Encode(answer)
+}
+
+// receive decodes the object that is in a request. Clients of Kubernetes' own kinds send them as protobuf.
+func receive(r *http.Request, into runtime.Object) error {
+	raw, err := io.ReadAll(r.Body)
+	if err != nil {
+		return err
+	}
+	_, _, err = scheme.Codecs.UniversalDeserializer().Decode(raw, nil, into)
+	return err
+}
+
+// did says whether something was asked for, as a verb and a resource.
+func (s *apiServer) did(what string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Contains(s.asked, what)
 }
 
 // put adds an object.

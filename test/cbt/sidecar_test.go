@@ -19,7 +19,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -31,30 +30,18 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/status"
 
+	"crust.dev/crust/test/cluster"
 	"crust.dev/crust/test/priv"
 )
 
-const sidecarModule = "github.com/kubernetes-csi/external-snapshot-metadata/cmd/csi-snapshot-metadata"
-
-// needSidecar skips a test unless CRUST_REQUIRE contains "sidecar": that takes minutes to build, and the test is still
-// turned away by it as unauthenticated, for a reason that is to be found.
-func needSidecar(t *testing.T) {
-	t.Helper()
-	if !strings.Contains(os.Getenv("CRUST_REQUIRE"), "sidecar") {
-		t.Skip("builds Kubernetes' sidecar; CRUST_REQUIRE=sidecar runs it")
-	}
-}
-
-// buildSidecar builds Kubernetes' own sidecar from its module.
+// buildSidecar builds Kubernetes' own sidecar from its module, unless that was done before.
 func buildSidecar(t *testing.T) string {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), "sidecar")
-	build := exec.Command("go", "build", "-modfile=test/cbt/sidecar.mod", "-o", path, sidecarModule)
-	build.Dir = "../.."
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	return path
+	root, err := filepath.Abs("../..")
+	must(t, err)
+	bin, err := cluster.Build(t.Context(), root, t.Output(), "snapshotmetadata")
+	must(t, err)
+	return filepath.Join(bin, "csi-snapshot-metadata")
 }
 
 // certificate makes one for 127.0.0.1 and returns where it is.
@@ -133,7 +120,6 @@ func relayed(ctx context.Context, open func(context.Context) (interface {
 
 // TestSidecar has Kubernetes' sidecar relay our answers, with the rights that our manifests give it and no others.
 func TestSidecar(t *testing.T) {
-	needSidecar(t)
 	priv.Root(t)
 	b := newBench(t)
 	must(t, b.StartDriver(b.ctx()))
@@ -208,8 +194,8 @@ func TestSidecar(t *testing.T) {
 		}
 	}
 	for _, asked := range []string{"get secrets", "get volumesnapshotclasses"} {
-		if !slices.Contains(server.asked, asked) {
-			t.Errorf("the sidecar never asked to %s: it did %v", asked, server.asked)
+		if !server.did(asked) {
+			t.Errorf("the sidecar never asked to %s", asked)
 		}
 	}
 }

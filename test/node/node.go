@@ -164,8 +164,11 @@ func (n *Node) Ended() error {
 	return errors.Join(n.Driver.ended(), n.Daemon.ended())
 }
 
-// giveBack returns the volumes that are still there.
+// giveBack returns the volumes that are still there. Without a daemon none was ever handed out.
 func (n *Node) giveBack() error {
+	if n.conn == nil {
+		return nil
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), stopTimeout)
 	defer cancel()
 	var errs []error
