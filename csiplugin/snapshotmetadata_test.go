@@ -16,6 +16,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
 	"crust.dev/crust/csiplugin"
@@ -162,6 +163,83 @@ func TestSnapshotMetadata(t *testing.T) {
 			h.start()
 			check("delta after a restart", changed, 24*mib, func() (answer, error) { return h.delta(base, target, 0, 0, all) })
 		})
+	}
+}
+
+// fallocate calls fallocate(2) for pages of a volume's file.
+func (v *volume) fallocate(mode uint32, first, count int64) {
+	v.t.Helper()
+	f, err := os.OpenFile(v.file(), os.O_RDWR, 0)
+	must(v.t, err)
+	must(v.t, unix.Fallocate(int(f.Fd()), mode|unix.FALLOC_FL_KEEP_SIZE, first*page, count*page), f.Close())
+}
+
+// TestWhatReadsAsZeroIsNoData preallocates, zeroes and discards.
+func TestWhatReadsAsZeroIsNoData(t *testing.T) {
+	for _, fstype := range []string{"xfs", "btrfs"} {
+		t.Run(fstype, func(t *testing.T) {
+			h := newHost(t, fstype)
+			v := h.create("v", block(), nil)
+			empty := h.snapshot("empty", v.id)
+			v.fallocate(0, 8, 64)
+			preallocated := h.snapshot("preallocated", v.id)
+			v.fill('a', 10, 3, 100, 3)
+			written := h.snapshot("written", v.id)
+			v.fallocate(unix.FALLOC_FL_ZERO_RANGE, 10, 1)
+			v.fallocate(unix.FALLOC_FL_PUNCH_HOLE, 101, 1)
+			zeroed := h.snapshot("zeroed", v.id)
+			for _, c := range []struct {
+				base, snap string
+				want       []span
+			}{
+				{"", preallocated, nil},
+				{empty, preallocated, nil},
+				{"", written, pages(10, 3, 100, 3)},
+				{preallocated, written, pages(10, 3, 100, 3)},
+				{"", zeroed, pages(11, 2, 100, 1, 102, 1)},
+				{written, zeroed, pages(10, 1, 101, 1)},
+				{empty, zeroed, pages(11, 2, 100, 1, 102, 1)},
+			} {
+				got, err := h.allocated(c.snap, 0, 0, all)
+				if c.base != "" {
+					got, err = h.delta(c.base, c.snap, 0, 0, all)
+				}
+				if diff := cmp.Diff(c.want, got.spans, cmp.AllowUnexported(span{})); err != nil || diff != "" {
+					t.Errorf("%s since %q: %v (-want +got):\n%s", c.snap, c.base, err, diff)
+				}
+			}
+		})
+	}
+}
+
+// TestManyRanges has more of them than one message may have.
+func TestManyRanges(t *testing.T) {
+	h := newHost(t, "xfs")
+	v := h.sized("v", block(), gib)
+	base := h.snapshot("base", v.id)
+	v.fill('a', 0, 1)
+	const count = 70_000
+	f, err := os.OpenFile(v.file(), os.O_RDWR, 0)
+	must(t, err)
+	// A page and a hole, twice, four times, ...
+	for made := int64(1); made < count; made *= 2 {
+		more := min(made, count-made)
+		must(t, unix.IoctlFileCloneRange(int(f.Fd()), &unix.FileCloneRange{
+			Src_fd: int64(f.Fd()), Src_length: uint64(2 * more * page), Dest_offset: uint64(2 * made * page),
+		}))
+	}
+	must(t, f.Close())
+	target := h.snapshot("target", v.id)
+	for limit, messages := range map[int32]int{0: 9, 1000: 70, 65536: 2, 65537: 2, math.MaxInt32: 2} {
+		for what, call := range map[string]func() (answer, error){
+			"allocated": func() (answer, error) { return h.allocated(target, 0, limit, all) },
+			"delta":     func() (answer, error) { return h.delta(base, target, 0, limit, all) },
+		} {
+			got, err := call()
+			if err != nil || got.messages != messages || len(got.spans) != count || got.spans[count-1] != pages(2*(count-1), 1)[0] {
+				t.Errorf("%s, at most %d in a message: %d ranges in %d messages, %v; want %d in %d", what, limit, len(got.spans), got.messages, err, count, messages)
+			}
+		}
 	}
 }
 
