@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 
 	"crust.dev/crust/csiplugin/engine/reflink"
@@ -61,6 +62,8 @@ type Config struct {
 	Log           *slog.Logger
 	// Images is how backing images are prepared.
 	Images ImagesConfig
+	// Routed is how the router reaches this plugin.
+	Routed RoutedConfig
 	// Metrics is the TCP address on which to serve /metrics over HTTP, host:port. Empty: nowhere.
 	Metrics string
 }
@@ -96,6 +99,8 @@ func New(cfg Config) (*Plugin, error) {
 		return nil, invalid("block size of snapshot metadata %d: want 0, or a power of two from %d to %d", cfg.MetadataBlock, granule, 1<<30)
 	case cfg.Images.validate() != nil:
 		return nil, cfg.Images.validate()
+	case cfg.Routed.validate(cfg.Mode) != nil:
+		return nil, cfg.Routed.validate(cfg.Mode)
 	case cfg.Crustd != "":
 		if _, err := rpc.ParseEndpoint(cfg.Crustd); err != nil {
 			return nil, fmt.Errorf("crustd: %w", err)
@@ -175,16 +180,27 @@ func (p *Plugin) serve(ctx context.Context, s *store) error {
 	if err != nil {
 		return err
 	}
-	watch := func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
-		return next(p.watch(ctx), req)
+	serveRouted, err := p.listenRouted(ctx, s)
+	if err != nil {
+		return errors.Join(err, l.Close())
 	}
-	server := rpc.NewServer(ctx, p.cfg.Log, grpc.ChainUnaryInterceptor(watch), grpc.WaitForHandlers(true))
+	server := rpc.NewServer(ctx, p.cfg.Log, grpc.ChainUnaryInterceptor(p.watched), grpc.WaitForHandlers(true))
 	p.register(server, s)
 	p.cfg.Log.InfoContext(ctx, "serving", "pool", string(s.pool), "mode", string(p.cfg.Mode), rpc.LogDriver, p.cfg.DriverName, rpc.LogPath, p.socket)
-	if err := rpc.ServeGRPC(ctx, server, l, stopTimeout); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
-		return fmt.Errorf("serve on %s: %w", p.socket, err)
-	}
-	return nil
+	both, ctx := errgroup.WithContext(ctx)
+	both.Go(func() error { return serveRouted(ctx) })
+	both.Go(func() error {
+		if err := rpc.ServeGRPC(ctx, server, l, stopTimeout); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+			return fmt.Errorf("serve on %s: %w", p.socket, err)
+		}
+		return nil
+	})
+	return both.Wait()
+}
+
+// watched is the interceptor that calls watch.
+func (p *Plugin) watched(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+	return next(p.watch(ctx), req)
 }
 
 // bootID is the identity of this boot of the machine (random(4), boot_id).

@@ -6,7 +6,11 @@
 //
 //	crust-csi repair --pool /var/lib/crust/pool
 //
-// It needs CAP_SYS_ADMIN for mounts and loop devices, CAP_SYS_RESOURCE to grow mounted ext4 filesystems, and CAP_CHOWN,
+// On a cluster, sidecars of which there is only one reach all nodes' plugins through
+//
+//	crust-csi --mode=router --endpoint unix:///csi/csi.sock --route-cert FILE --route-key FILE --route-ca FILE
+//
+// which has no pool and needs no rights. A node's plugin needs CAP_SYS_ADMIN for mounts and loop devices, CAP_SYS_RESOURCE to grow mounted ext4 filesystems, and CAP_CHOWN,
 // CAP_FOWNER and CAP_LEASE, and CAP_LINUX_IMMUTABLE to protect snapshots; the tools mkfs.ext4, mkfs.xfs, blkid, fsck, mount,
 // resize2fs and xfs_growfs on its PATH; and /proc of the host's pid namespace if its messages are to name who uses a volume.
 package main
@@ -61,6 +65,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if o.config.Log, err = logger(stderr, o.logLevel, o.logFormat); err != nil {
 		return err
 	}
+	if o.config.Mode == modeRouter {
+		return route(ctx, o)
+	}
 	plugin, err := csiplugin.New(o.config)
 	if err != nil {
 		return err
@@ -73,6 +80,8 @@ type options struct {
 	logLevel, logFormat string
 	version             bool
 	repair              bool
+	routePort           int
+	kubeconfig          string
 }
 
 func repair(ctx context.Context, o options, stdout, stderr io.Writer) error {
@@ -98,18 +107,19 @@ func parse(args []string, stdout io.Writer) (options, error) {
 	flags.Usage = func() {}
 	help := func() {
 		flags.SetOutput(stdout)
-		fmt.Fprintln(stdout, "usage: crust-csi --node-id ID --pool DIR [flags]\n       crust-csi repair --pool DIR\n\nThe CSI plugin for the volumes of one storage pool on this node.\n\nflags:")
+		fmt.Fprintln(stdout, "usage: crust-csi --node-id ID --pool DIR [flags]\n       crust-csi --mode=router [flags]\n       crust-csi repair --pool DIR\n\nThe CSI plugin for the volumes of one storage pool on this node.\n\nflags:")
 		flags.PrintDefaults()
 	}
 	flags.StringVar(&o.config.Endpoint, "endpoint", os.Getenv("CSI_ENDPOINT"), "`socket` to serve on, unix:///path (default: $CSI_ENDPOINT)")
 	flags.StringVar(&o.config.NodeID, "node-id", "", "`id` of this node as the CO knows it")
 	flags.StringVar(&o.config.PoolDir, "pool", "", "`directory` of the pool, with the same path on the host")
-	flags.StringVar((*string)(&o.config.Mode), "mode", string(csiplugin.ModeAll), "services to serve: all, controller or node")
+	flags.StringVar((*string)(&o.config.Mode), "mode", string(csiplugin.ModeAll), "what to be: all, controller or node, by the services that are served, or router")
 	flags.StringVar(&o.config.DriverName, "driver-name", csiplugin.DefaultDriverName, "`name` of the driver")
 	flags.Var((*size)(&o.config.PoolSize), "pool-size", "`size` of the image that a pool is made with where the directory's filesystem is neither XFS with reflink nor btrfs,\nin bytes or with Ki, Mi, Gi or Ti (default: half of the free space, at least 1Gi)")
 	flags.StringVar(&o.config.Crustd, "crustd-endpoint", "", "`socket` of the node daemon (its --kep-endpoint), unix:///path, which freezes filesystems in sandboxes for snapshots (default: none)")
 	flags.Var((*size)(&o.config.MetadataBlock), "snapshot-metadata-block-size", "`size` of the ranges that the SnapshotMetadata service reports, a power of two from 4Ki to 1Gi (default: 0, as they are)")
 	imageFlags(flags, &o.config.Images)
+	routeFlags(flags, &o)
 	flags.StringVar(&o.config.Metrics, "metrics-address", "", "`host:port` on which to serve /metrics (default: nowhere)")
 	flags.StringVar(&o.logLevel, "log-level", "info", "least `level` that is logged: debug, info, warn or error")
 	flags.StringVar(&o.logFormat, "log-format", "text", "`format` of the log: text or json")
