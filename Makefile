@@ -49,6 +49,10 @@ generate: ## Generate code from the .proto files
 	$(BUF) lint
 	$(BUF) generate
 
+.PHONY: manifests
+manifests: ## Render the plain manifests from the Helm chart
+	go run ./deploy/render
+
 .PHONY: verify
 verify: generate ## Fail if generated code or go.mod is not what is committed
 	@go mod tidy -diff

@@ -33,6 +33,7 @@ A volume is named by its target path, by its volume id, or by its pod: the pod's
 		snapshotsCommand(o),
 		imagesCommand(o),
 		cbtCommand(o),
+		uninstallCheckCommand(o),
 	)
 	return root
 }

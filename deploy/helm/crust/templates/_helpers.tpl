@@ -1,0 +1,44 @@
+{{/* Labels of every object; the argument is a dict of root and component. */}}
+{{- define "crust.labels" -}}
+{{ include "crust.selector" . }}
+app.kubernetes.io/part-of: crust
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+{{- end }}
+
+{{- define "crust.selector" -}}
+app.kubernetes.io/name: {{ .root.Values.name }}
+app.kubernetes.io/component: {{ .component }}
+{{- end }}
+
+{{- define "crust.image" -}}
+{{- with .Values.image -}}
+{{- if .registry }}{{ .registry }}/{{ end }}{{ .repository }}
+{{- if .digest }}@{{ .digest }}{{ else }}:{{ .tag | default $.Chart.AppVersion }}{{ end }}
+{{- end -}}
+{{- end }}
+
+{{/* The image of a sidecar; the argument is a dict of root and image. */}}
+{{- define "crust.sidecarImage" -}}
+{{- with .root.Values.sidecars.registry }}{{ . }}/{{ end }}{{ .image }}
+{{- end }}
+
+{{- define "crust.pullSecrets" -}}
+{{- with .Values.imagePullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . }}
+  {{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Not empty if a handler is for Kata Containers. */}}
+{{- define "crust.kata" -}}
+{{- range .Values.crustd.handlers }}{{ if eq .kind "kata" }}kata{{ end }}{{ end }}
+{{- end }}
+
+{{/* The rights of sidecars to tell what they have done. */}}
+{{- define "crust.eventRules" -}}
+- apiGroups: [""]
+  resources: [events]
+  verbs: [list, watch, create, update, patch]
+{{- end }}

@@ -1,0 +1,235 @@
+package deploy_test
+
+import (
+	"cmp"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	gocmp "github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+
+	"crust.dev/crust/crust/configfile"
+	"crust.dev/crust/deploy"
+)
+
+func jobTemplate(o object) (corev1.PodTemplateSpec, bool) {
+	job, ok := o.Object.(*batchv1.Job)
+	if !ok {
+		return corev1.PodTemplateSpec{}, false
+	}
+	return job.Spec.Template, true
+}
+
+// TestRender: every object is one of Kubernetes', has a name that no other has, and labels, and is in the namespace.
+func TestRender(t *testing.T) {
+	for name, values := range valueSets {
+		t.Run(name, func(t *testing.T) {
+			seen := map[string]bool{}
+			for _, o := range render(t, values) {
+				key := cmp.Or(o.kind(), "?") + "/" + o.meta().GetNamespace() + "/" + o.meta().GetName()
+				if seen[key] {
+					t.Errorf("%s is there twice", key)
+				}
+				seen[key] = true
+				if ns := o.meta().GetNamespace(); ns != "" && ns != "crust-system" {
+					t.Errorf("%s is in the namespace %s", o, ns)
+				}
+				for _, label := range []string{"app.kubernetes.io/name", "app.kubernetes.io/component", "app.kubernetes.io/version"} {
+					if o.meta().GetLabels()[label] == "" {
+						t.Errorf("%s has no label %s", o, label)
+					}
+				}
+			}
+			if !seen["DaemonSet/crust-system/crust-node"] && !seen["DaemonSet/crust-system/storage-node"] {
+				t.Errorf("there is no DaemonSet among %v", seen)
+			}
+		})
+	}
+}
+
+// TestPods: pods are whole, whatever the values are: their volumes and ports are there, selectors find them, and what they
+// refer to is rendered, too.
+func TestPods(t *testing.T) {
+	for name, values := range valueSets {
+		t.Run(name, func(t *testing.T) {
+			objects := render(t, values)
+			all := pods(objects)
+			for owner, pod := range all {
+				checkVolumes(t, owner, pod.Spec)
+				if !slices.ContainsFunc(of[*corev1.ServiceAccount](objects), func(a *corev1.ServiceAccount) bool { return a.Name == pod.Spec.ServiceAccountName }) {
+					t.Errorf("%s: there is no service account %q", owner, pod.Spec.ServiceAccountName)
+				}
+			}
+			selects := func(what string, s *metav1.LabelSelector) {
+				t.Helper()
+				selector, err := metav1.LabelSelectorAsSelector(s)
+				if err != nil {
+					t.Fatal(err)
+				}
+				found := 0
+				for _, pod := range all {
+					if !selector.Empty() && selector.Matches(labels.Set(pod.Labels)) {
+						found++
+					}
+				}
+				if found != 1 {
+					t.Errorf("%s selects %d kinds of pods", what, found)
+				}
+			}
+			for _, d := range of[*appsv1.DaemonSet](objects) {
+				selects(d.Name, d.Spec.Selector)
+			}
+			for _, d := range of[*appsv1.Deployment](objects) {
+				selects(d.Name, d.Spec.Selector)
+			}
+			for _, p := range of[*policyv1.PodDisruptionBudget](objects) {
+				selects(p.Name, p.Spec.Selector)
+			}
+			for _, p := range of[*networkingv1.NetworkPolicy](objects) {
+				selects(p.Name, &p.Spec.PodSelector)
+			}
+			for _, s := range of[*corev1.Service](objects) {
+				selects(s.Name, &metav1.LabelSelector{MatchLabels: s.Spec.Selector})
+			}
+		})
+	}
+}
+
+func checkVolumes(t *testing.T, owner string, pod corev1.PodSpec) {
+	t.Helper()
+	used, ports := map[string]bool{}, map[string]bool{}
+	for _, c := range pod.Containers {
+		if c.Resources.Requests.Cpu().IsZero() || c.Resources.Limits.Memory().IsZero() {
+			t.Errorf("%s: container %s has no request of processor time, or no limit of memory", owner, c.Name)
+		}
+		for _, p := range c.Ports {
+			ports[p.Name] = true
+		}
+		for _, m := range c.VolumeMounts {
+			used[m.Name] = true
+			if !slices.ContainsFunc(pod.Volumes, func(v corev1.Volume) bool { return v.Name == m.Name }) {
+				t.Errorf("%s: container %s mounts the volume %s, which is not there", owner, c.Name, m.Name)
+			}
+			privileged := c.SecurityContext != nil && c.SecurityContext.Privileged != nil && *c.SecurityContext.Privileged
+			if m.MountPropagation != nil && *m.MountPropagation == corev1.MountPropagationBidirectional && !privileged {
+				t.Errorf("%s: container %s propagates mounts without being privileged: the API server refuses that", owner, c.Name)
+			}
+		}
+		for _, p := range []*corev1.Probe{c.LivenessProbe, c.ReadinessProbe, c.StartupProbe} {
+			if p != nil && p.HTTPGet != nil && p.HTTPGet.Port.StrVal != "" && !ports[p.HTTPGet.Port.StrVal] {
+				t.Errorf("%s: a probe of container %s asks port %s, which is not there", owner, c.Name, p.HTTPGet.Port.StrVal)
+			}
+		}
+	}
+	for _, v := range pod.Volumes {
+		if !used[v.Name] {
+			t.Errorf("%s: nobody mounts the volume %s", owner, v.Name)
+		}
+	}
+}
+
+// TestOnlyTheNodeIsPrivileged: crustd and crust-csi on the nodes are, and nobody else has anything of the host.
+func TestOnlyTheNodeIsPrivileged(t *testing.T) {
+	privileged := []string{"crustd", "crust-csi"}
+	for owner, pod := range pods(render(t, valueSets["everything on"])) {
+		node := strings.HasSuffix(owner, "-node")
+		if pod.Spec.HostNetwork || pod.Spec.HostIPC || pod.Spec.HostPID != node {
+			t.Errorf("%s: host network %t, IPC %t, processes %t", owner, pod.Spec.HostNetwork, pod.Spec.HostIPC, pod.Spec.HostPID)
+		}
+		for _, v := range pod.Spec.Volumes {
+			if v.HostPath != nil && !node {
+				t.Errorf("%s has the host's %s", owner, v.HostPath.Path)
+			}
+		}
+		for _, c := range pod.Spec.Containers {
+			s := c.SecurityContext
+			switch {
+			case s == nil:
+				t.Errorf("%s: container %s has no security context", owner, c.Name)
+			case node && slices.Contains(privileged, c.Name):
+			case s.Privileged != nil && *s.Privileged, s.AllowPrivilegeEscalation == nil || *s.AllowPrivilegeEscalation,
+				s.Capabilities == nil || !slices.Contains(s.Capabilities.Drop, "ALL") || len(s.Capabilities.Add) > 0,
+				s.ReadOnlyRootFilesystem == nil || !*s.ReadOnlyRootFilesystem:
+				t.Errorf("%s: container %s may more than it needs: %+v", owner, c.Name, s)
+			}
+		}
+	}
+}
+
+// TestCSIDriver has the fields that can never be changed, and those that a deferral depends on.
+func TestCSIDriver(t *testing.T) {
+	drivers := of[*storagev1.CSIDriver](render(t, `{}`))
+	if len(drivers) != 1 {
+		t.Fatalf("there are %d CSIDrivers", len(drivers))
+	}
+	yes, no, file := true, false, storagev1.FileFSGroupPolicy
+	want := storagev1.CSIDriverSpec{
+		AttachRequired: &no, PodInfoOnMount: &yes, FSGroupPolicy: &file, SELinuxMount: &no, RequiresRepublish: &no, StorageCapacity: &yes,
+		VolumeLifecycleModes: []storagev1.VolumeLifecycleMode{storagev1.VolumeLifecyclePersistent},
+	}
+	if diff := gocmp.Diff(want, drivers[0].Spec); diff != "" {
+		t.Errorf("-want +is\n%s", diff)
+	}
+}
+
+// TestConfiguration: crustd can read the file that the chart makes.
+func TestConfiguration(t *testing.T) {
+	for name, values := range valueSets {
+		t.Run(name, func(t *testing.T) {
+			maps := of[*corev1.ConfigMap](render(t, values))
+			if len(maps) != 1 {
+				t.Fatalf("there are %d ConfigMaps", len(maps))
+			}
+			path := filepath.Join(t.TempDir(), "crustd.yaml")
+			if err := os.WriteFile(path, []byte(maps[0].Data["crustd.yaml"]), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			file, err := configfile.Read(path)
+			if err != nil {
+				t.Fatalf("%v in\n%s", err, maps[0].Data["crustd.yaml"])
+			}
+			if file.Kubernetes == nil || len(file.Drivers) != 1 || !file.Drivers[0].Register || len(file.Handlers) == 0 {
+				t.Errorf("it is not what a cluster needs: %+v", file)
+			}
+		})
+	}
+}
+
+// TestManifests: what is committed is what the chart makes.
+func TestManifests(t *testing.T) {
+	want, err := deploy.Manifests()
+	if err != nil {
+		t.Fatal(err)
+	}
+	const dir = "../../deploy/manifests"
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if _, ok := want[e.Name()]; !ok {
+			t.Errorf("%s is of no use any more; make manifests removes it", e.Name())
+		}
+	}
+	for name, text := range want {
+		is, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil {
+			t.Error(err)
+		} else if diff := gocmp.Diff(string(is), text); diff != "" {
+			t.Errorf("%s is not what the chart makes; run make manifests (-is +chart)\n%s", name, diff)
+		}
+		if len(decode(t, name, text)) == 0 {
+			t.Errorf("%s is empty", name)
+		}
+	}
+}
