@@ -1,6 +1,7 @@
 package router_test
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -169,6 +170,7 @@ func TestCallsReachTheNodeThatHasThePool(t *testing.T) {
 	t.Run("what is not routed says where it is served", c.notRouted)
 	t.Run("it is a plugin to a sidecar", c.isAPlugin)
 	t.Run("a caller that goes away ends the node's call", c.cancelled)
+	t.Run("what a node says", c.asIfTheNodeWereCalled)
 	t.Run("nobody else gets into a node", c.strangers)
 	t.Run("a node that hangs", c.hangs)
 	t.Run("a node that is down", c.down)
@@ -429,6 +431,16 @@ func (c *cluster) hangs(t *testing.T) {
 	volume := m.create(t, "hangs")
 	must(t, m.cmd.Process.Signal(syscall.SIGSTOP))
 	defer func() { must(t, m.cmd.Process.Signal(syscall.SIGCONT)) }()
+	eventually(t, func() error { // its threads stop one after the other
+		tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", m.cmd.Process.Pid))
+		must(t, err)
+		for _, task := range tasks {
+			if stat, err := os.ReadFile(task); err == nil && !bytes.Contains(stat, []byte(") T ")) {
+				return fmt.Errorf("it still runs: %s", stat)
+			}
+		}
+		return nil
+	})
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	_, err := c.control.ControllerGetVolume(ctx, &csi.ControllerGetVolumeRequest{VolumeId: volume})
