@@ -106,13 +106,16 @@ func blank(text string) string {
 
 // manifests are the sets of values that there are plain manifests for.
 var manifests = []struct{ name, about, values string }{
-	{"crust.yaml", "crustd, crust-csi and classes for them: what the chart makes of its default values.", `
+	{"crust.yaml", "crustd, crust-csi and classes for them on every node. Volumes cannot be expanded: that takes the controller.", `
 namespace: {create: true}
 uninstallCheck: {enabled: false}
+controller: {enabled: false}
 `},
-	{"crust-snapshots.yaml", "The same with snapshots. The types of external-snapshotter have to be there first.", `
+	{"crust-full.yaml", "The same with the controller and with snapshots. The types of external-snapshotter have to be there first, and the\n" +
+		"# Secrets crust-route-node and crust-route-router: docs/install.md.", `
 namespace: {create: true}
 uninstallCheck: {enabled: false}
+controller: {tls: {source: secret}}
 snapshots: {enabled: true}
 `},
 }

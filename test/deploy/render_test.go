@@ -1,7 +1,10 @@
 package deploy_test
 
 import (
+	"bytes"
 	"cmp"
+	"crypto/tls"
+	"crypto/x509"
 	"os"
 	"path/filepath"
 	"slices"
@@ -9,6 +12,7 @@ import (
 	"testing"
 
 	gocmp "github.com/google/go-cmp/cmp"
+	metadatav1 "github.com/kubernetes-csi/external-snapshot-metadata/client/apis/snapshotmetadataservice/v1beta1"
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -156,6 +160,8 @@ func TestOnlyTheNodeIsPrivileged(t *testing.T) {
 			switch {
 			case s == nil:
 				t.Errorf("%s: container %s has no security context", owner, c.Name)
+			case !node && !nobody(pod.Spec.SecurityContext, s):
+				t.Errorf("%s: container %s runs as root", owner, c.Name)
 			case node && slices.Contains(privileged, c.Name):
 			case s.Privileged != nil && *s.Privileged, s.AllowPrivilegeEscalation == nil || *s.AllowPrivilegeEscalation,
 				s.Capabilities == nil || !slices.Contains(s.Capabilities.Drop, "ALL") || len(s.Capabilities.Add) > 0,
@@ -163,6 +169,53 @@ func TestOnlyTheNodeIsPrivileged(t *testing.T) {
 				t.Errorf("%s: container %s may more than it needs: %+v", owner, c.Name, s)
 			}
 		}
+	}
+}
+
+// nobody says whether a container is known not to run as root.
+func nobody(pod *corev1.PodSecurityContext, c *corev1.SecurityContext) bool {
+	return c.RunAsNonRoot != nil && *c.RunAsNonRoot || pod != nil && pod.RunAsNonRoot != nil && *pod.RunAsNonRoot
+}
+
+// TestCertificates: both ends of a route believe each other, and nobody else; backup programs can check whom they talk to.
+func TestCertificates(t *testing.T) {
+	objects := render(t, `{snapshotMetadata: {enabled: true}}`)
+	secrets := map[string]*corev1.Secret{}
+	for _, s := range of[*corev1.Secret](objects) {
+		secrets[s.Name] = s
+	}
+	for _, row := range []struct{ secret, ca, host, stranger string }{
+		{"crust-route-node", "crust-route-router", "node.csi.crust.dev", "router.csi.crust.dev"},
+		{"crust-route-router", "crust-route-node", "router.csi.crust.dev", "node.csi.crust.dev"},
+		{"crust-snapshot-metadata-tls", "crust-snapshot-metadata-tls", "crust-snapshot-metadata.crust-system.svc", "csi.crust.dev"},
+	} {
+		own, other := secrets[row.secret], secrets[row.ca]
+		if own == nil || other == nil {
+			t.Fatalf("%s or %s is not there", row.secret, row.ca)
+		}
+		pair, err := tls.X509KeyPair(own.Data["tls.crt"], own.Data["tls.key"])
+		if err != nil {
+			t.Fatalf("%s: %v", row.secret, err)
+		}
+		roots := x509.NewCertPool()
+		if !roots.AppendCertsFromPEM(other.Data["ca.crt"]) {
+			t.Fatalf("%s has no authority", row.ca)
+		}
+		for _, usage := range []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth} {
+			if _, err := pair.Leaf.Verify(x509.VerifyOptions{DNSName: row.host, Roots: roots, KeyUsages: []x509.ExtKeyUsage{usage}}); err != nil {
+				t.Errorf("%s: %v", row.secret, err)
+			}
+			if _, err := pair.Leaf.Verify(x509.VerifyOptions{DNSName: row.stranger, Roots: roots, KeyUsages: []x509.ExtKeyUsage{usage}}); err == nil {
+				t.Errorf("%s: its certificate is for %s, too", row.secret, row.stranger)
+			}
+		}
+		if len(own.Data) != 3 {
+			t.Errorf("%s has more than certificate, key and authority: %d", row.secret, len(own.Data))
+		}
+	}
+	services := of[*metadatav1.SnapshotMetadataService](objects)
+	if len(services) != 1 || services[0].Name != "csi.crust.dev" || !bytes.Equal(services[0].Spec.CACert, secrets["crust-snapshot-metadata-tls"].Data["ca.crt"]) {
+		t.Errorf("backup programs are told something else: %+v", services)
 	}
 }
 

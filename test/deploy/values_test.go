@@ -13,6 +13,7 @@ import (
 var valueSets = map[string]string{
 	"defaults": `{}`,
 	"everything off": `
+controller: {enabled: false}
 storageClasses: []
 volumeSnapshotClasses: []
 crustd: {runtimeClasses: {}, defaultPolicy: never}
@@ -54,6 +55,14 @@ storageClasses:
 volumeSnapshotClasses:
   - {name: all, type: snap, consistency: filesystem, keepBases: 3, deletionPolicy: Retain, default: true}
   - {name: image, type: bi, exportType: qcow2}
+controller:
+  replicas: 3
+  routePort: 19812
+  nodeSelector: {role: infra}
+  tolerations: [{operator: Exists}]
+  podAnnotations: {example.com/note: "true"}
+  podLabels: {team: storage}
+snapshotMetadata: {enabled: true, audience: backup, secrets: [credentials]}
 runtimeClasses:
   - {name: crust, handler: crust}
   - {name: kata-qemu-runtime-rs, handler: kata-qemu-runtime-rs, overhead: {memory: 160Mi, cpu: 250m}, nodeSelector: {kata: "yes"}}
@@ -61,6 +70,11 @@ podMonitor: {enabled: true, interval: 1m, labels: {release: prometheus}}
 networkPolicies: {enabled: true, metricsFrom: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: monitoring}}}]}
 `,
 	"policies for nobody": `networkPolicies: {enabled: true}`,
+	"certificates of one's own": `
+controller: {tls: {source: secret, nodeSecret: nodes, routerSecret: routers}, podDisruptionBudget: {enabled: false}}
+snapshots: {enabled: true}
+snapshotMetadata: {enabled: true, tls: {source: secret, secret: backups, caCert: "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"}}
+`,
 }
 
 func parse(t *testing.T, values string) map[string]any {
@@ -111,6 +125,9 @@ func TestWrongValues(t *testing.T) {
 		{"a level of the log", `log: {level: loud}`, "/log/level"},
 		{"arguments that are none", `sidecars: {provisioner: {image: a, extraArgs: [v=5]}}`, "/sidecars/provisioner/extraArgs/0"},
 		{"a range that is an address", `driver: {images: {allowCIDRs: [10.0.0.1]}}`, "/driver/images/allowCIDRs/0"},
+		{"changed blocks without the controller", `{controller: {enabled: false}, snapshotMetadata: {enabled: true}}`, "/controller/enabled"},
+		{"one's own certificate without its authority", `snapshotMetadata: {enabled: true, tls: {source: secret}}`, "/snapshotMetadata/tls/caCert"},
+		{"no replica", `controller: {replicas: 0}`, "/controller/replicas"},
 		{"everything at once", `networkPolicies: true`, "/networkPolicies"},
 	} {
 		t.Run(row.name, func(t *testing.T) {

@@ -42,3 +42,15 @@ imagePullSecrets:
   resources: [events]
   verbs: [list, watch, create, update, patch]
 {{- end }}
+
+{{- define "crust.nodeSecret" -}}
+{{ .Values.controller.tls.nodeSecret | default (printf "%s-route-node" .Values.name) }}
+{{- end }}
+
+{{- define "crust.routerSecret" -}}
+{{ .Values.controller.tls.routerSecret | default (printf "%s-route-router" .Values.name) }}
+{{- end }}
+
+{{- define "crust.metadataSecret" -}}
+{{ .Values.snapshotMetadata.tls.secret | default (printf "%s-snapshot-metadata-tls" .Values.name) }}
+{{- end }}
