@@ -10,6 +10,9 @@
 // family. Each reads as phases: parse the request, take the volume's lock, finish what an earlier process left undone,
 // plan, apply.
 //
+// On a cluster there is a plugin per node. Calls of sidecars of which there is only one come through package router, to a port
+// where nothing else is served (routed.go).
+//
 // # Rules
 //
 // Volumes are thin: creating one takes no space, and a pool can be promised more than once over; GetCapacity reports what
