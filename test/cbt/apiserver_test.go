@@ -6,7 +6,6 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -18,6 +17,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/kubernetes/scheme"
+
+	"crust.dev/crust/deploy"
 )
 
 // token is the only one that the API server takes.
@@ -33,21 +34,28 @@ type apiServer struct {
 	asked   []string
 }
 
-func newAPIServer(t *testing.T, manifest string) *apiServer {
+// newAPIServer has the rights that the chart gives the sidecar if classes name the secret s.
+func newAPIServer(t *testing.T) *apiServer {
 	t.Helper()
 	s := &apiServer{rules: map[string][]rbacv1.PolicyRule{}, objects: map[string]any{}}
-	f, err := os.Open(manifest)
+	templates, err := deploy.Render("crust-system", map[string]any{"snapshotMetadata": map[string]any{"enabled": true, "secrets": []any{"s"}}})
 	must(t, err)
-	defer f.Close()
-	for d := yaml.NewYAMLOrJSONDecoder(f, 4096); ; {
-		var role rbacv1.Role // a ClusterRole has the same fields
-		if err := d.Decode(&role); err != nil {
-			break
+	for _, template := range templates {
+		if template.Name != "snapshot-metadata-rbac.yaml" {
+			continue
 		}
-		s.rules[role.Namespace] = append(s.rules[role.Namespace], role.Rules...)
+		for d := yaml.NewYAMLOrJSONDecoder(strings.NewReader(template.Text), 4096); ; {
+			var role rbacv1.Role // a ClusterRole has the same fields, and a binding has no rules
+			if err := d.Decode(&role); err != nil {
+				break
+			}
+			if !strings.HasSuffix(role.Name, "-client") { // that is for backup programs
+				s.rules[role.Namespace] = append(s.rules[role.Namespace], role.Rules...)
+			}
+		}
 	}
-	if len(s.rules[""]) == 0 {
-		t.Fatalf("%s has no rules", manifest)
+	if len(s.rules[""]) == 0 || len(s.rules["crust-system"]) == 0 {
+		t.Fatal("the chart gives the sidecar no rights")
 	}
 	s.Server = httptest.NewServer(s)
 	t.Cleanup(s.Close)

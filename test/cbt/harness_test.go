@@ -174,11 +174,12 @@ func records(ctx context.Context, conn *grpc.ClientConn, base, target string, em
 	}
 }
 
-// counter counts blocks that are reported, and those of them that do not differ, before it passes them on.
+// counter counts blocks that are reported, those of them that do not differ, and those that had data and have none any more,
+// before it passes them on.
 type counter struct {
 	iterator.IteratorEmitter
-	source, target   *os.File
-	blocks, needless int64
+	source, target           *os.File
+	blocks, needless, zeroed int64
 }
 
 func (c *counter) SnapshotMetadataIteratorRecord(n int, m iterator.IteratorMetadata) error {
@@ -192,16 +193,20 @@ func (c *counter) SnapshotMetadataIteratorRecord(n int, m iterator.IteratorMetad
 				return err
 			}
 			c.blocks++
-			if bytes.Equal(a, b) {
+			switch {
+			case bytes.Equal(a, b):
 				c.needless++
+			case bytes.Equal(a, make([]byte, block)):
+				c.zeroed++
 			}
 		}
 	}
 	return c.IteratorEmitter.SnapshotMetadataIteratorRecord(n, m)
 }
 
-// verify has the verifier apply the answer for two snapshots, or for one if base is empty, to restored volumes.
-func (b *bench) verify(fsType, base, target string, size int64) {
+// verify has the verifier apply the answer for two snapshots, or for one if base is empty, to restored volumes. It returns
+// what was counted.
+func (b *bench) verify(fsType, base, target string, size int64) *counter {
 	b.Helper()
 	name := fmt.Sprintf("%.6s-%.6s", base[max(0, len(base)-6):], target[len(target)-6:])
 	source, sink := b.volume("source-"+name, fsType, target, size), b.volume("sink-"+name, fsType, base, size)
@@ -215,6 +220,7 @@ func (b *bench) verify(fsType, base, target string, size int64) {
 	if err := records(b.ctx(), b.conn, base, target, c); err != nil {
 		b.Errorf("%s since %q: %v", target, base, err)
 	}
-	b.Logf("%s since %q: %d of %d blocks are reported, %d of them needlessly; the verifier agrees", target, base, c.blocks, source.Size/block, c.needless)
+	b.Logf("%s since %q: %d of %d blocks are reported, %d of them needlessly, %d have no data any more; the verifier agrees", target, base, c.blocks, source.Size/block, c.needless, c.zeroed)
 	must(b, from.Close(), to.Close(), source.Delete(b.ctx()), sink.Delete(b.ctx()))
+	return c
 }

@@ -124,7 +124,7 @@ func TestSidecar(t *testing.T) {
 	b := newBench(t)
 	must(t, b.StartDriver(b.ctx()))
 	b.dial()
-	server := newAPIServer(t, "../../deploy/snapshot-metadata/rbac.yaml")
+	server := newAPIServer(t)
 	v := b.volume("v", "ext4", "", 16*mib)
 	file, err := os.OpenFile(b.file(v), os.O_RDWR, 0)
 	must(t, err)
