@@ -17,6 +17,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
 	"crust.dev/crust/test/vm"
@@ -34,8 +36,11 @@ func startKube(t *testing.T) *kube {
 	vm.Accel(t) // found out before pods wait for it
 	root, err := filepath.Abs("../..")
 	must(t, err)
-	bin, err := Build(t.Context(), root, os.Stderr)
-	must(t, err)
+	bin := os.Getenv("CRUST_CLUSTER_BIN")
+	if bin == "" {
+		bin, err = Build(t.Context(), root, os.Stderr)
+		must(t, err)
+	}
 	start := time.Now()
 	c, err := Start(t.Context(), root, bin, "/var/tmp", os.Stderr)
 	must(t, err)
@@ -59,6 +64,19 @@ func startKube(t *testing.T) *kube {
 	api, err := kubernetes.NewForConfig(config)
 	must(t, err)
 	return &kube{c, api}
+}
+
+// kubeletSays asks the kubelet itself: the API server forwards nothing to loopback.
+func (k *kube) kubeletSays(ctx context.Context, path string) ([]byte, error) {
+	client, err := rest.UnversionedRESTClientFor(&rest.Config{
+		Host: "https://localhost:" + k.port("kubelet"), ContentConfig: rest.ContentConfig{NegotiatedSerializer: scheme.Codecs},
+		// The kubelet has made its certificate itself.
+		TLSClientConfig: rest.TLSClientConfig{CertFile: k.pki("admin.crt"), KeyFile: k.pki("admin.key"), Insecure: true},
+	})
+	if err != nil {
+		return nil, err
+	}
+	return client.Get().AbsPath(path).DoRaw(ctx)
 }
 
 // space is the namespace of one scenario.

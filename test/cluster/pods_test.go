@@ -50,7 +50,7 @@ func firstPod(s *space) {
 	used, err := strconv.ParseUint(blocks[2], 10, 64)
 	must(s.t, err)
 	eventually(s.t, "the kubelet's summary", func(ctx context.Context) error {
-		raw, err := s.api.CoreV1().RESTClient().Get().AbsPath("/api/v1/nodes/" + Node + "/proxy/stats/summary").DoRaw(ctx)
+		raw, err := s.kubeletSays(ctx, "/stats/summary")
 		if err != nil {
 			return err
 		}
