@@ -133,14 +133,29 @@ func (p *Policy) Decide(ctx context.Context, req Request) (Decision, error) {
 	if err := p.askPod(ctx, rules, req, &d); err != nil {
 		return Decision{}, err
 	}
-	if wish == Always {
-		return d, nil
+	if wish != Always {
+		if d.Defer, err = p.byPod(ctx, rules, req, d.Pod); err != nil || !d.Defer {
+			return Decision{}, err
+		}
 	}
-	d.Defer, err = p.byPod(ctx, rules, req, d.Pod)
-	if err != nil || !d.Defer {
+	if err := mountsInside(rules, req, d.Pod); err != nil {
 		return Decision{}, err
 	}
 	return d, nil
+}
+
+// mountsInside refuses a pod without a RuntimeClass where RuntimeClasses are configured: its runtime is the node's default one,
+// which is not known to mount volumes in sandboxes. Nobody would mount this one, and the pod would start with a directory that
+// it cannot write to. An operator whose default runtime does mount them says so by an entry for the handler "".
+func mountsInside(rules Rules, req Request, pod *Pod) error {
+	_, known := rules.RuntimeClasses[""]
+	if pod.RuntimeHandler != "" || known || len(rules.RuntimeClasses) == 0 || req.VolumeContext[deferred.ParameterHandler] != "" {
+		return nil
+	}
+	return fmt.Errorf("volume %s is to be mounted inside a sandbox, but pod %s/%s has no RuntimeClass; set its runtimeClassName to a RuntimeClass "+
+		"with one of the handlers %q, or, if the node's default runtime mounts volumes in sandboxes, add the handler \"\" to runtimeClasses "+
+		"in crustd's configuration: %w",
+		req.VolumeID, pod.Namespace, pod.Name, slices.Sorted(maps.Keys(rules.RuntimeClasses)), errdefs.ErrFailedPrecondition)
 }
 
 // AtStage says whether a volume that is to be staged will be deferred whatever pod it is for; a stage request does not

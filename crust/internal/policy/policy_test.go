@@ -97,8 +97,8 @@ func TestDecide(t *testing.T) {
 		{name: "auto, and the pod says nothing", parameter: "auto", pods: reader(pod("", "")), check: want(false, "")},
 		{name: "auto, by RuntimeClass", parameter: "auto", pods: reader(pod("", "kata-qemu")), check: want(true, "kata")},
 		{name: "auto, by a RuntimeClass that is not configured", parameter: "auto", pods: reader(pod("", "gvisor")), check: want(false, "")},
-		{name: "auto, by annotation for all", parameter: "auto", pods: reader(pod("*", "")), check: want(true, "remote")},
-		{name: "auto, by annotation for this volume", parameter: "auto", pods: reader(pod("logs, data", "")), check: want(true, "remote")},
+		{name: "auto, by annotation for all", parameter: "auto", pods: reader(pod("*", "gvisor")), check: want(true, "remote")},
+		{name: "auto, by annotation for this volume", parameter: "auto", pods: reader(pod("logs, data", "gvisor")), check: want(true, "remote")},
 		{name: "auto, by annotation for another volume", parameter: "auto", pods: reader(pod("logs", "")), check: want(false, "")},
 		{name: "auto, by annotation for another volume, and RuntimeClass", parameter: "auto", pods: reader(pod("logs", "kata-qemu")), check: want(true, "kata")},
 		{name: "auto, by annotation for a volume that is not there", parameter: "auto", pods: reader(pod("dat", "")), err: errdefs.ErrFailedPrecondition, text: `"dat", which is none`},
@@ -106,8 +106,11 @@ func TestDecide(t *testing.T) {
 		{name: "never wins over everything", parameter: "never", def: "auto", pods: reader(pod("*", "kata-qemu")), check: want(false, "")},
 		{name: "always, and the RuntimeClass says where", parameter: "always", pods: reader(pod("", "kata-qemu")), check: want(true, "kata")},
 		{name: "always, and the volume says where", parameter: "always", handler: "remote", pods: reader(pod("", "kata-qemu")), check: want(true, "remote")},
-		{name: "inline", parameter: "auto", pods: reader(pod("scratch", "")), target: "/k/pods/uid-1/volumes/kubernetes.io~csi/scratch/mount", check: want(true, "remote")},
-		{name: "a part of the volume is used", parameter: "always", pods: reader(pod("", "")), target: "/k/pods/uid-1/volumes/kubernetes.io~csi/pv-2/mount", check: func(t *testing.T, d policy.Decision) {
+		{name: "always, and no RuntimeClass", parameter: "always", pods: reader(pod("", "")), err: errdefs.ErrFailedPrecondition, text: `runtimeClassName to a RuntimeClass with one of the handlers ["kata-qemu"]`},
+		{name: "by annotation, and no RuntimeClass", parameter: "auto", pods: reader(pod("*", "")), err: errdefs.ErrFailedPrecondition, text: "pod ns/pod has no RuntimeClass"},
+		{name: "always, no RuntimeClass, and the volume says where", parameter: "always", handler: "remote", pods: reader(pod("", "")), check: want(true, "remote")},
+		{name: "inline", parameter: "auto", pods: reader(pod("scratch", "gvisor")), target: "/k/pods/uid-1/volumes/kubernetes.io~csi/scratch/mount", check: want(true, "remote")},
+		{name: "a part of the volume is used", parameter: "always", pods: reader(pod("", "gvisor")), target: "/k/pods/uid-1/volumes/kubernetes.io~csi/pv-2/mount", check: func(t *testing.T, d policy.Decision) {
 			if !d.SubPaths {
 				t.Errorf("decision %+v", d)
 			}
@@ -120,7 +123,7 @@ func TestDecide(t *testing.T) {
 		{name: "a target path of no pod", parameter: "auto", pods: reader(pod("*", "")), target: "/mnt/x", err: errdefs.ErrFailedPrecondition, text: "not that of a pod"},
 		{name: "volume_context names another pod", parameter: "auto", pods: reader(pod("*", "")), context: map[string]string{"csi.storage.k8s.io/pod.uid": "uid-2"},
 			err: errdefs.ErrFailedPrecondition, text: "podInfoOnMount"},
-		{name: "volume_context names the same pod", parameter: "auto", pods: reader(pod("*", "")), context: map[string]string{"csi.storage.k8s.io/pod.uid": "uid-1"}, check: want(true, "remote")},
+		{name: "volume_context names the same pod", parameter: "auto", pods: reader(pod("*", "gvisor")), context: map[string]string{"csi.storage.k8s.io/pod.uid": "uid-1"}, check: want(true, "remote")},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			p, err := policy.New(policy.Config{Default: tc.def, DefaultHandler: "remote", RuntimeClasses: map[string]string{"kata-qemu": "kata"}, Pods: tc.pods})
