@@ -4,10 +4,12 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -25,7 +27,9 @@ func TestKubernetes(t *testing.T) {
 		{"snapshots", snapshots}, {"group", group}, {"backing-images", backingImages}, {"changed-blocks", changedBlocks},
 		{"restarts", restarts}, {"killed-machine", aKilledMachine}, {"reboot", reboot},
 	} {
-		t.Run(scenario.name, func(t *testing.T) { scenario.play(k.in(t, scenario.name)) })
+		start := time.Now()
+		ok := t.Run(scenario.name, func(t *testing.T) { scenario.play(k.in(t, scenario.name)) })
+		fmt.Fprintf(os.Stderr, "cluster: %s after %v, ok: %v\n", scenario.name, time.Since(start).Round(time.Second), ok)
 	}
 }
 
@@ -188,7 +192,7 @@ func twoPods(s *space) {
 	s.pod("first", microVM, "data")
 	s.running("first")
 	s.pod("second", onHost, "data")
-	s.says("second", "in use", s.volume("data").Spec.CSI.VolumeHandle)
+	s.says("second", "one user only", s.volume("data").Spec.CSI.VolumeHandle)
 	s.sh("first", "echo mine > /data/f; sync")
 	s.gone("first")
 	s.running("second") // its turn has come
@@ -196,7 +200,7 @@ func twoPods(s *space) {
 		s.t.Errorf("%q", got)
 	}
 	s.pod("third", microVM, "data")
-	s.says("third", "in use")
+	s.says("third", "one user only")
 	s.gone("second")
 	s.running("third")
 }
@@ -204,9 +208,11 @@ func twoPods(s *space) {
 // wrongRuntime: a pod demands a deferral that its runtime cannot honour, and is told what to do.
 func wrongRuntime(s *space) {
 	s.claim("data", "256Mi")
-	s.pod("app", onHost, "data", func(p *corev1.Pod) { p.Annotations = map[string]string{"crust.dev/defer": "always"} })
-	s.says("app", "runtimeClassName")
+	s.pod("app", onHost, "data", func(p *corev1.Pod) { p.Annotations = map[string]string{"crust.dev/defer": "data"} })
+	s.says("app", "runtimeClassName", s.volume("data").Spec.CSI.VolumeHandle)
 	s.gone("app")
+	s.pod("corrected", microVM, "data")
+	s.running("corrected")
 }
 
 // rawBlock: volumes without a filesystem are none of CRuSt's business.
