@@ -49,6 +49,10 @@ generate: ## Generate code from the .proto files
 	$(BUF) lint
 	$(BUF) generate
 
+.PHONY: images
+images: ## Build container images for amd64 and arm64 into bin/images (ARGS="--name registry.example.com/crust-node:1")
+	go run ./deploy/images -o bin/images $(ARGS)
+
 .PHONY: manifests
 manifests: ## Render the plain manifests from the Helm chart
 	go run ./deploy/render
