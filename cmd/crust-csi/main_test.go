@@ -16,20 +16,21 @@ func TestRunAnswersByItself(t *testing.T) {
 		args       []string
 		stdout, ok string
 	}{
-		"help":                         {[]string{"--help"}, "--node-id", ""},
-		"version":                      {[]string{"--version"}, "crust-csi ", ""},
-		"an unknown flag":              {[]string{"--bogus"}, "", "bogus"},
-		"an argument":                  {[]string{"bogus"}, "", "bogus"},
-		"a bad log level":              {[]string{"--log-level", "loud"}, "", "loud"},
-		"a bad log format":             {[]string{"--log-format", "xml"}, "", "xml"},
-		"a bad pool size":              {[]string{"--pool-size", "10GB"}, "", "pool-size"},
-		"a bad mode":                   {[]string{"--endpoint", "unix:///a", "--node-id", "n", "--pool", "/p", "--mode", "some"}, "", "some"},
-		"a router with a pool":         {[]string{"--mode=router", "--pool", "/p"}, "", "--pool"},
-		"a router without certificate": {[]string{"--mode=router", "--endpoint", "unix:///a"}, "", "certificate"},
-		"half a certificate":           {[]string{"--endpoint", "unix:///a", "--node-id", "n", "--pool", "/p", "--route-cert", "c"}, "", "all three"},
-		"an address without":           {[]string{"--endpoint", "unix:///a", "--node-id", "n", "--pool", "/p", "--route-listen", ":1"}, "", "certificate"},
-		"a repair of nothing":          {[]string{"repair"}, "", "--pool"},
-		"nothing to work on":           {nil, "", "endpoint"},
+		"help":                             {[]string{"--help"}, "--node-id", ""},
+		"version":                          {[]string{"--version"}, "crust-csi ", ""},
+		"an unknown flag":                  {[]string{"--bogus"}, "", "bogus"},
+		"an argument":                      {[]string{"bogus"}, "", "bogus"},
+		"a bad log level":                  {[]string{"--log-level", "loud"}, "", "loud"},
+		"a bad log format":                 {[]string{"--log-format", "xml"}, "", "xml"},
+		"a bad pool size":                  {[]string{"--pool-size", "10GB"}, "", "pool-size"},
+		"a bad mode":                       {[]string{"--endpoint", "unix:///a", "--node-id", "n", "--pool", "/p", "--mode", "some"}, "", "some"},
+		"a router with a pool":             {[]string{"--mode=router", "--pool", "/p"}, "", "--pool"},
+		"a router without certificate":     {[]string{"--mode=router", "--endpoint", "unix:///a"}, "", "certificate"},
+		"half a certificate":               {[]string{"--endpoint", "unix:///a", "--node-id", "n", "--pool", "/p", "--route-cert", "c"}, "", "all three"},
+		"a node that has nothing to route": {[]string{"--endpoint", "unix:///a", "--node-id", "n", "--pool", "/p", "--mode", "node", "--route-listen", ":1", "--route-cert", "c", "--route-key", "k", "--route-ca", "a"}, "", "mode node"},
+		"an address without":               {[]string{"--endpoint", "unix:///a", "--node-id", "n", "--pool", "/p", "--route-listen", ":1"}, "", "certificate"},
+		"a repair of nothing":              {[]string{"repair"}, "", "--pool"},
+		"nothing to work on":               {nil, "", "endpoint"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Setenv("CSI_ENDPOINT", "")
