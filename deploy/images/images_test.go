@@ -93,6 +93,20 @@ func TestToolsOfTheOtherArchitecture(t *testing.T) {
 	checkFiles(t, other, files(t, built.images[other]))
 }
 
+// TestArguments that make no sense are refused before anything is done.
+func TestArguments(t *testing.T) {
+	for want, args := range map[string][]string{
+		"--arch s390x":        {"--arch", "s390x"},
+		"with a tag":          {"--name", "registry.example.com:5000/crust-node"},
+		"crust-node:0":        {"--name", "crust-node:", "--version", "0"},
+		"unexpected argument": {"all"},
+	} {
+		if err := run(t.Context(), append(args, "--output", filepath.Join(t.TempDir(), "none"))); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v: %v", args, err)
+		}
+	}
+}
+
 func read(t *testing.T, path string) []byte {
 	t.Helper()
 	content, err := os.ReadFile(path)

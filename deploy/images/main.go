@@ -16,6 +16,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/pflag"
@@ -61,6 +62,9 @@ func run(ctx context.Context, args []string) error {
 	}
 	if c.name == "" {
 		c.name = "crust-node:" + c.version
+	}
+	if base := c.name[strings.LastIndex(c.name, "/")+1:]; !strings.Contains(base, ":") || strings.HasSuffix(base, ":") || strings.Contains(base, "@") {
+		return fmt.Errorf("--name %q: want a name with a tag, like registry.example.com/storage/crust-node:%s", c.name, c.version)
 	}
 	if c.cache == "" {
 		base, err := os.UserCacheDir()

@@ -5,7 +5,9 @@ import (
 	"cmp"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -235,24 +237,38 @@ func TestCSIDriver(t *testing.T) {
 	}
 }
 
-// TestConfiguration: crustd can read the file that the chart makes.
+// TestConfiguration: crustd starts with the file that the chart makes, as far as that can be seen without a node.
 func TestConfiguration(t *testing.T) {
+	bin, err := programs()
+	if err != nil {
+		t.Fatal(err)
+	}
 	for name, values := range valueSets {
 		t.Run(name, func(t *testing.T) {
 			maps := of[*corev1.ConfigMap](render(t, values))
 			if len(maps) != 1 {
 				t.Fatalf("there are %d ConfigMaps", len(maps))
 			}
-			path := filepath.Join(t.TempDir(), "crustd.yaml")
-			if err := os.WriteFile(path, []byte(maps[0].Data["crustd.yaml"]), 0o600); err != nil {
+			dir := t.TempDir()
+			path, kubeconfig := filepath.Join(dir, "crustd.yaml"), filepath.Join(dir, "kubeconfig")
+			// Here is no service account; everything else stays as it is.
+			text := strings.Replace(maps[0].Data["crustd.yaml"], "kubernetes: {}", "kubernetes: {kubeconfig: "+kubeconfig+", node: n}", 1)
+			const anywhere = "apiVersion: v1\nkind: Config\nclusters: [{name: c, cluster: {server: \"https://127.0.0.1:1\"}}]\n" +
+				"contexts: [{name: c, context: {cluster: c, user: u}}]\ncurrent-context: c\nusers: [{name: u, user: {}}]\n"
+			if err := errors.Join(os.WriteFile(path, []byte(text), 0o600), os.WriteFile(kubeconfig, []byte(anywhere), 0o600)); err != nil {
 				t.Fatal(err)
 			}
 			file, err := configfile.Read(path)
 			if err != nil {
-				t.Fatalf("%v in\n%s", err, maps[0].Data["crustd.yaml"])
+				t.Fatalf("%v in\n%s", err, text)
 			}
 			if file.Kubernetes == nil || len(file.Drivers) != 1 || !file.Drivers[0].Register || len(file.Handlers) == 0 {
 				t.Errorf("it is not what a cluster needs: %+v", file)
+			}
+			// It may find that this machine is no node; the configuration is valid all the same.
+			out, err := exec.CommandContext(t.Context(), filepath.Join(bin, "crustd"), "--check-config", "--config", path).CombinedOutput()
+			if !strings.Contains(string(out), "the configuration is valid") {
+				t.Errorf("crustd --check-config: %v: %s in\n%s", err, out, text)
 			}
 		})
 	}
