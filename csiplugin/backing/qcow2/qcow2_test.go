@@ -155,12 +155,16 @@ func TestWhatQEMUCanPutIntoAnImageIsRefused(t *testing.T) {
 	base := filepath.Join(dir, "base")
 	run(t, "create", "-q", "-f", "raw", base, "1M")
 	for name, make := range map[string]func(t *testing.T, path string){
-		"a backing file":        func(t *testing.T, path string) { run(t, "create", "-q", "-f", "qcow2", "-b", base, "-F", "raw", path) },
-		"an external data file": func(t *testing.T, path string) { run(t, "create", "-q", "-f", "qcow2", "-o", "data_file="+path+".data", path, "1M") },
+		"a backing file": func(t *testing.T, path string) { run(t, "create", "-q", "-f", "qcow2", "-b", base, "-F", "raw", path) },
+		"an external data file": func(t *testing.T, path string) {
+			run(t, "create", "-q", "-f", "qcow2", "-o", "data_file="+path+".data", path, "1M")
+		},
 		"a raw external data file": func(t *testing.T, path string) {
 			run(t, "create", "-q", "-f", "qcow2", "-o", "data_file="+path+".data,data_file_raw=on", path, "1M")
 		},
-		"extended L2 entries": func(t *testing.T, path string) { run(t, "create", "-q", "-f", "qcow2", "-o", "extended_l2=on", path, "1M") },
+		"extended L2 entries": func(t *testing.T, path string) {
+			run(t, "create", "-q", "-f", "qcow2", "-o", "extended_l2=on", path, "1M")
+		},
 		"a snapshot": func(t *testing.T, path string) {
 			run(t, "create", "-q", "-f", "qcow2", path, "1M")
 			run(t, "snapshot", "-c", "s", path)
