@@ -71,7 +71,7 @@ registrationDir: @DIR@/kubelet/plugins_registry
 stateDir: @DIR@/state
 policy: {default: auto}
 runtimeClasses: {crust: remote}
-kubernetes: {kubeconfig: @DIR@/admin.conf, node: ` + Node + `}
+kubernetes: {kubeconfig: @DIR@/` + nodeAccount + `.conf, node: ` + Node + `}
 log: {level: debug}
 `
 

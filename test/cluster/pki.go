@@ -91,12 +91,18 @@ func writePEM(file, kind string, der []byte) error {
 
 // kubeconfig writes a file with which a user reaches the API server.
 func (a *authority) kubeconfig(file, user, server string) error {
+	return writeKubeconfig(file, server, filepath.Join(a.dir, "ca.crt"),
+		fmt.Sprintf("client-certificate: %q, client-key: %q", filepath.Join(a.dir, user+".crt"), filepath.Join(a.dir, user+".key")))
+}
+
+// writeKubeconfig writes a file for a user with some credentials, which are YAML.
+func writeKubeconfig(file, server, ca, credentials string) error {
 	text := fmt.Sprintf(`apiVersion: v1
 kind: Config
 clusters: [{name: c, cluster: {server: %q, certificate-authority: %q}}]
-users: [{name: u, user: {client-certificate: %q, client-key: %q}}]
+users: [{name: u, user: {%s}}]
 contexts: [{name: x, context: {cluster: c, user: u}}]
 current-context: x
-`, server, filepath.Join(a.dir, "ca.crt"), filepath.Join(a.dir, user+".crt"), filepath.Join(a.dir, user+".key"))
+`, server, ca, credentials)
 	return os.WriteFile(file, []byte(text), 0o600)
 }

@@ -38,7 +38,7 @@ func snapshots(s *space) {
 	s.pod("app", microVM, "data")
 	s.running("app")
 	s.sh("app", "echo before > /data/f") // and no sync: the cut is made with the filesystem frozen
-	s.snapshot("cut", "data", "crust")
+	s.snapshot("cut", "data", "crust-filesystem")
 	s.sh("app", "echo after > /data/f; sync")
 	s.claim("restored", "384Mi", from("VolumeSnapshot", "cut"))
 	s.claim("cloned", "256Mi", from("PersistentVolumeClaim", "data"))
@@ -135,8 +135,8 @@ func backingImages(s *space) {
 	s.claim("source", "128Mi")
 	s.pod("writer", microVM, "source")
 	s.running("writer")
-	s.sh("writer", "echo exported > /data/golden")
-	s.snapshot("exported", "source", "crust-image")
+	s.sh("writer", "echo exported > /data/golden; sync")
+	s.snapshot("exported", "source", "crust-backing-image")
 	s.gone("writer")
 
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -151,14 +151,14 @@ metadata: {name: downloaded, labels: {snapshot.storage.kubernetes.io/managed-by:
 spec:
   driver: %s
   deletionPolicy: Delete
-  volumeSnapshotClassName: crust-image
+  volumeSnapshotClassName: crust-backing-image
   source: {snapshotHandle: "bi://backing?backingImageDataSourceType=download&backingImage=golden&url=http%%3A%%2F%%2F127.0.0.1%%3A%d%%2Fgolden.qcow2"}
   volumeSnapshotRef: {name: downloaded, namespace: %s}
 ---
 apiVersion: snapshot.storage.k8s.io/v1
 kind: VolumeSnapshot
 metadata: {name: downloaded}
-spec: {volumeSnapshotClassName: crust-image, source: {volumeSnapshotContentName: downloaded}}
+spec: {volumeSnapshotClassName: crust-backing-image, source: {volumeSnapshotContentName: downloaded}}
 `, Node, Driver, l.Addr().(*net.TCPAddr).Port, s.name))
 	s.ready("downloaded")
 

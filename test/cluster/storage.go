@@ -2,65 +2,87 @@ package cluster
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"sigs.k8s.io/yaml"
+
+	"crust.dev/crust/deploy"
 )
 
 // Driver is the name of the CSI driver.
 const Driver = "csi.crust.dev"
 
-// storageObjects are what an administrator installs.
-const storageObjects = `apiVersion: storage.k8s.io/v1
-kind: CSIDriver
-metadata: {name: ` + Driver + `}
-spec: {attachRequired: false, podInfoOnMount: true, fsGroupPolicy: File, volumeLifecycleModes: [Persistent], seLinuxMount: false}
----
-apiVersion: node.k8s.io/v1
-kind: RuntimeClass
-metadata: {name: crust}
-handler: crust
----
-apiVersion: storage.k8s.io/v1
-kind: StorageClass
-metadata: {name: crust}
-provisioner: ` + Driver + `
-allowVolumeExpansion: true
-volumeBindingMode: Immediate
-parameters: {csi.storage.k8s.io/fstype: ext4}
----
-apiVersion: storage.k8s.io/v1
-kind: StorageClass
-metadata: {name: crust-xfs}
-provisioner: ` + Driver + `
-allowVolumeExpansion: true
-volumeBindingMode: WaitForFirstConsumer
-parameters: {csi.storage.k8s.io/fstype: xfs}
-`
+// namespace is that of what serves the driver, and nodeAccount and controllerAccount the chart's service accounts there.
+const (
+	namespace         = "crust-system"
+	nodeAccount       = "crust-node"
+	controllerAccount = "crust-controller"
+)
 
-// snapshotObjects are those whose types have to be installed before.
-const snapshotObjects = `apiVersion: snapshot.storage.k8s.io/v1
-kind: VolumeSnapshotClass
-metadata: {name: crust}
-driver: ` + Driver + `
-deletionPolicy: Delete
----
-apiVersion: snapshot.storage.k8s.io/v1
-kind: VolumeSnapshotClass
-metadata: {name: crust-image}
-driver: ` + Driver + `
-deletionPolicy: Delete
-parameters: {type: bi, export-type: qcow2}
----
-apiVersion: groupsnapshot.storage.k8s.io/v1
+// values are what the chart is rendered with.
+var values = map[string]any{
+	"namespace": map[string]any{"create": true}, "snapshots": map[string]any{"enabled": true, "groups": true}, "snapshotMetadata": map[string]any{"enabled": true},
+	"volumeSnapshotClasses": []any{
+		map[string]any{"name": "crust"}, map[string]any{"name": "crust-filesystem", "consistency": "filesystem"},
+		map[string]any{"name": "crust-backing-image", "type": "bi", "exportType": "qcow2"},
+	},
+	"runtimeClasses": []any{map[string]any{"name": "crust", "handler": "crust"}},
+}
+
+// groupClass is none of the chart's objects.
+const groupClass = `apiVersion: groupsnapshot.storage.k8s.io/v1
 kind: VolumeGroupSnapshotClass
 metadata: {name: crust}
 driver: ` + Driver + `
 deletionPolicy: Delete
 `
+
+// installChart gives the chart's objects to the API server, but for its workloads and hooks: what they would run are processes
+// here, with the same service accounts.
+func (c *Cluster) installChart(ctx context.Context) error {
+	templates, err := deploy.Render(namespace, values)
+	if err != nil {
+		return err
+	}
+	var first, rest strings.Builder
+	for _, t := range templates {
+		for object := range strings.SplitSeq(t.Text, "\n---\n") {
+			var meta struct {
+				Kind     string
+				Metadata struct{ Annotations map[string]string }
+			}
+			if err := yaml.Unmarshal([]byte(object), &meta); err != nil {
+				return fmt.Errorf("%s: %w", t.Name, err)
+			}
+			_, hook := meta.Metadata.Annotations["helm.sh/hook"]
+			switch {
+			case hook || slices.Contains([]string{"", "DaemonSet", "Deployment", "Job"}, meta.Kind):
+			case meta.Kind == "Namespace":
+				fmt.Fprintf(&first, "---\n%s\n", object)
+			default:
+				fmt.Fprintf(&rest, "---\n%s\n", object)
+			}
+		}
+	}
+	return errors.Join(c.Apply(ctx, first.String()), c.Apply(ctx, rest.String()), c.Apply(ctx, groupClass))
+}
+
+// account writes a file with which a service account reaches the API server.
+func (c *Cluster) account(ctx context.Context, name string) (kubeconfig string, err error) {
+	cmd := c.Kubectl(ctx, "--namespace", namespace, "create", "token", name, "--duration=24h")
+	token, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("token of service account %s: %w", name, err)
+	}
+	kubeconfig = c.path(name + ".conf")
+	return kubeconfig, writeKubeconfig(kubeconfig, c.server(), c.pki("ca.crt"), fmt.Sprintf("token: %q", strings.TrimSpace(string(token))))
+}
 
 // startStorage starts the driver, the daemon, and the sidecars, and installs their objects.
 func (c *Cluster) startStorage(ctx context.Context) error {
@@ -75,36 +97,43 @@ func (c *Cluster) startStorage(ctx context.Context) error {
 	if err := c.Driver.await(ctx, listens(c.path("csi.sock"))); err != nil {
 		return err
 	}
-	if c.Daemon, err = c.start("crustd", nil, filepath.Join(c.ours, "crustd"), "--config", c.path("crustd.yaml")); err != nil {
-		return err
-	}
-	if err := c.Daemon.await(ctx, listens(c.path("runtime.sock"))); err != nil {
-		return err
-	}
-	if err := c.Apply(ctx, storageObjects); err != nil {
-		return err
-	}
 	if err := c.applyTypes(ctx, "snapshotter", "github.com/kubernetes-csi/external-snapshotter/client/v8", "groupsnapshot.storage.k8s.io", "snapshot.storage.k8s.io"); err != nil {
 		return err
 	}
 	if err := c.applyTypes(ctx, "snapshotmetadata", "github.com/kubernetes-csi/external-snapshot-metadata/client", "cbt.storage.k8s.io"); err != nil {
 		return err
 	}
-	if err := c.Apply(ctx, snapshotObjects); err != nil {
+	if err := c.installChart(ctx); err != nil {
 		return err
 	}
-	common := []string{"--kubeconfig", c.Kubeconfig()}
-	csi := slices.Concat(common, []string{"--csi-address", c.path("csi.sock")})
+	node, err := c.account(ctx, nodeAccount)
+	if err != nil {
+		return err
+	}
+	controller, err := c.account(ctx, controllerAccount)
+	if err != nil {
+		return err
+	}
+	if c.Daemon, err = c.start("crustd", nil, filepath.Join(c.ours, "crustd"), "--config", c.path("crustd.yaml")); err != nil {
+		return err
+	}
+	if err := c.Daemon.await(ctx, listens(c.path("runtime.sock"))); err != nil {
+		return err
+	}
+	socket := "--csi-address=" + c.path("csi.sock")
 	for name, args := range map[string][]string{
-		"csi-provisioner":     slices.Concat(csi, []string{"--extra-create-metadata", "--node-deployment", "--enable-capacity", "--capacity-ownerref-level=-1", "--immediate-topology=false"}),
-		"csi-resizer":         csi,
-		"csi-snapshotter":     slices.Concat(csi, []string{"--node-deployment", "--extra-create-metadata", "--feature-gates=CSIVolumeGroupSnapshot=true"}),
-		"snapshot-controller": slices.Concat(common, []string{"--enable-distributed-snapshotting", "--feature-gates=CSIVolumeGroupSnapshot=true"}),
-		"csi-snapshot-metadata": slices.Concat(csi, []string{
-			"--port", c.port("snapshot-metadata"), "--tls-cert", c.pki("apiserver.crt"), "--tls-key", c.pki("apiserver.key"),
-		}),
+		"csi-provisioner": {
+			"--kubeconfig", node, socket, "--extra-create-metadata", "--node-deployment", "--strict-topology", "--immediate-topology=false",
+			"--enable-capacity", "--capacity-ownerref-level=-1",
+		},
+		"csi-snapshotter": {"--kubeconfig", node, socket, "--node-deployment", "--extra-create-metadata", "--feature-gates=CSIVolumeGroupSnapshot=true"},
+		"csi-resizer":     {"--kubeconfig", controller, socket},
+		"csi-snapshot-metadata": {
+			"--kubeconfig", controller, socket, "--port", c.port("snapshot-metadata"), "--tls-cert", c.pki("apiserver.crt"), "--tls-key", c.pki("apiserver.key"),
+		},
+		"snapshot-controller": {"--kubeconfig", c.Kubeconfig(), "--enable-distributed-snapshotting", "--feature-gates=CSIVolumeGroupSnapshot=true"},
 	} {
-		if _, err := c.start(name, []string{"NODE_NAME=" + Node, "NAMESPACE=default"}, append([]string{c.program(name)}, args...)...); err != nil {
+		if _, err := c.start(name, []string{"NODE_NAME=" + Node, "NAMESPACE=" + namespace}, append([]string{c.program(name)}, args...)...); err != nil {
 			return err
 		}
 	}
