@@ -27,9 +27,13 @@ func TestKubernetes(t *testing.T) {
 		{"snapshots", snapshots}, {"group", group}, {"backing-images", backingImages}, {"changed-blocks", changedBlocks},
 		{"restarts", restarts}, {"killed-machine", aKilledMachine}, {"reboot", reboot},
 	} {
-		start := time.Now()
-		ok := t.Run(scenario.name, func(t *testing.T) { scenario.play(k.in(t, scenario.name)) })
-		fmt.Fprintf(os.Stderr, "cluster: %s after %v, ok: %v\n", scenario.name, time.Since(start).Round(time.Second), ok)
+		t.Run(scenario.name, func(t *testing.T) {
+			start := time.Now()
+			t.Cleanup(func() {
+				fmt.Fprintf(os.Stderr, "cluster: %s: failed %v, %v\n", scenario.name, t.Failed(), time.Since(start).Round(time.Second))
+			})
+			scenario.play(k.in(t, scenario.name))
+		})
 	}
 }
 

@@ -147,7 +147,7 @@ func backingImages(s *space) {
 	s.t.Cleanup(func() { _ = server.Close() })
 	s.apply(fmt.Sprintf(`apiVersion: snapshot.storage.k8s.io/v1
 kind: VolumeSnapshotContent
-metadata: {name: downloaded, labels: {snapshot.storage.kubernetes.io/managed-by: %s}}
+metadata: {name: downloaded}
 spec:
   driver: %s
   deletionPolicy: Delete
@@ -159,7 +159,7 @@ apiVersion: snapshot.storage.k8s.io/v1
 kind: VolumeSnapshot
 metadata: {name: downloaded}
 spec: {volumeSnapshotClassName: crust-backing-image, source: {volumeSnapshotContentName: downloaded}}
-`, Node, Driver, l.Addr().(*net.TCPAddr).Port, s.name))
+`, Driver, l.Addr().(*net.TCPAddr).Port, s.name))
 	s.ready("downloaded")
 
 	for _, name := range []string{"exported", "downloaded", "downloaded"} {

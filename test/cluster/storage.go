@@ -126,12 +126,13 @@ func (c *Cluster) startStorage(ctx context.Context) error {
 			"--kubeconfig", node, socket, "--extra-create-metadata", "--node-deployment", "--strict-topology", "--immediate-topology=false",
 			"--enable-capacity", "--capacity-ownerref-level=-1",
 		},
-		"csi-snapshotter": {"--kubeconfig", node, socket, "--node-deployment", "--extra-create-metadata", "--feature-gates=CSIVolumeGroupSnapshot=true"},
+		// Not in node deployment mode, which leaves group snapshots alone (external-snapshotter v8.7.0 never labels their contents).
+		"csi-snapshotter": {"--kubeconfig", node, socket, "--extra-create-metadata", "--feature-gates=CSIVolumeGroupSnapshot=true"},
 		"csi-resizer":     {"--kubeconfig", controller, socket},
 		"csi-snapshot-metadata": {
 			"--kubeconfig", controller, socket, "--port", c.port("snapshot-metadata"), "--tls-cert", c.pki("apiserver.crt"), "--tls-key", c.pki("apiserver.key"),
 		},
-		"snapshot-controller": {"--kubeconfig", c.Kubeconfig(), "--enable-distributed-snapshotting", "--feature-gates=CSIVolumeGroupSnapshot=true"},
+		"snapshot-controller": {"--kubeconfig", c.Kubeconfig(), "--feature-gates=CSIVolumeGroupSnapshot=true"},
 	} {
 		if _, err := c.start(name, []string{"NODE_NAME=" + Node, "NAMESPACE=" + namespace}, append([]string{c.program(name)}, args...)...); err != nil {
 			return err
