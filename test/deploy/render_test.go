@@ -302,3 +302,30 @@ func TestManifests(t *testing.T) {
 		}
 	}
 }
+
+// TestUninstallHook: helm runs the check before anything is removed, with rights that are there by then, and shows what it says.
+func TestUninstallHook(t *testing.T) {
+	hooks := map[string]map[string]string{}
+	for _, o := range render(t, `{}`) {
+		if a := o.meta().GetAnnotations(); a["helm.sh/hook"] != "" {
+			hooks[o.kind()] = a
+		} else if strings.HasSuffix(o.meta().GetName(), "-uninstall-check") {
+			t.Errorf("%s is no hook: it would be removed before it is needed", o)
+		}
+	}
+	for _, kind := range []string{"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Job"} {
+		switch a := hooks[kind]; {
+		case a["helm.sh/hook"] != "pre-delete":
+			t.Errorf("%s: %v", kind, a)
+		case kind != "Job" && a["helm.sh/hook-weight"] != "-1":
+			t.Errorf("the %s is not there before the Job: %v", kind, a)
+		case kind == "Job" && a["helm.sh/hook-output-log-policy"] != "hook-failed":
+			t.Errorf("the list would not be seen: %v", a)
+		}
+	}
+	for _, o := range render(t, `uninstallCheck: {enabled: false}`) {
+		if o.meta().GetAnnotations()["helm.sh/hook"] != "" {
+			t.Errorf("%s is there although it is turned off", o)
+		}
+	}
+}

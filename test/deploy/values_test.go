@@ -1,6 +1,7 @@
 package deploy_test
 
 import (
+	"encoding/json"
 	"strings"
 	"testing"
 
@@ -141,5 +142,40 @@ func TestWrongValues(t *testing.T) {
 				t.Errorf("%q is not in the message:\n%v", row.want, err)
 			}
 		})
+	}
+}
+
+// TestEveryValueHasADefault: what the schema knows is in values.yaml, where people look for it.
+func TestEveryValueHasADefault(t *testing.T) {
+	chart, err := deploy.Chart()
+	if err != nil {
+		t.Fatal(err)
+	}
+	type node struct {
+		Properties map[string]json.RawMessage `json:"properties"`
+	}
+	seen := 0
+	var check func(path string, schema json.RawMessage, value any)
+	check = func(path string, schema json.RawMessage, value any) {
+		var n node
+		if err := json.Unmarshal(schema, &n); err != nil {
+			t.Fatal(err)
+		}
+		values, _ := value.(map[string]any)
+		for name, sub := range n.Properties {
+			if path == "" && name == "global" {
+				continue // helm's own
+			}
+			inner, ok := values[name]
+			if !ok {
+				t.Errorf("values.yaml has no %s%s", path, name)
+			}
+			seen++
+			check(path+name+".", sub, inner)
+		}
+	}
+	check("", chart.Schema, chart.Values)
+	if seen < 70 {
+		t.Errorf("the schema has only %d values", seen)
 	}
 }
