@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -17,8 +16,9 @@ import (
 type config struct {
 	out, name, version, cache string
 	arches                    []string
-	// programs are commands of ours.
-	programs []string
+	// programs are the commands of ours in the image, and beside those that are built with them for the nodes themselves: what
+	// makes microVMs there.
+	programs, beside []string
 	// tools are programs of Debian's packages.
 	tools []tool
 	// log is told what is being done.
@@ -119,8 +119,8 @@ func (c config) rootfs(ctx context.Context, arch, work string) (*rootfs, error) 
 	fs.documents()
 	c.say("%s: building %s", arch, strings.Join(c.programs, ", "))
 	for _, program := range c.programs {
-		path := filepath.Join(work, program)
-		if err := c.compile(ctx, arch, program, path); err != nil {
+		path, err := c.compile(ctx, arch, program)
+		if err != nil {
 			return nil, err
 		}
 		fs.files["/usr/local/bin/"+program] = entry{path: path, mode: 0o755}
@@ -130,18 +130,22 @@ func (c config) rootfs(ctx context.Context, arch, work string) (*rootfs, error) 
 	return fs, nil
 }
 
-// compile builds one of our programs. What the build knows of the repository is left out: it would be in the bytes.
-func (c config) compile(ctx context.Context, arch, program, path string) error {
+// compile builds one of our programs into the directory of its architecture. What the build knows of the repository is left out:
+// it would be in the bytes.
+func (c config) compile(ctx context.Context, arch, program string) (path string, err error) {
 	root, err := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", "crust.dev/crust").Output()
 	if err != nil {
-		return fmt.Errorf("find our sources: %w", err)
+		return "", fmt.Errorf("find our sources: %w", err)
+	}
+	if path, err = filepath.Abs(filepath.Join(c.out, arch, program)); err != nil {
+		return "", err
 	}
 	ldflags := "-s -w -X crust.dev/crust/cmd/internal/command.version=" + c.version + " -X main.version=" + c.version
 	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags", ldflags, "-o", path, "./cmd/"+program)
 	cmd.Dir = strings.TrimSpace(string(root))
-	cmd.Env = append(slices.Clone(os.Environ()), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch, "GOFLAGS=")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch, "GOFLAGS=")
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("build %s: %w: %s", program, err, out)
+		return "", fmt.Errorf("build %s: %w: %s", program, err, out)
 	}
-	return nil
+	return path, nil
 }

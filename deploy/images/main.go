@@ -5,7 +5,7 @@
 //	images -o bin/images --name registry.example.com/storage/crust-node:0.1.0
 //
 // The result is an OCI archive with one index, and for each architecture a bill of materials (CycloneDX), which is in the
-// archive, too, as an artifact that refers to its image. The same sources and packages give the same bytes.
+// archive, too, as an artifact that refers to its image. All programs are beside it, by architecture. The same sources and packages give the same bytes.
 package main
 
 import (
@@ -35,9 +35,9 @@ func main() {
 }
 
 func run(ctx context.Context, args []string) error {
-	c := config{programs: []string{"crustd", "crust-csi", "crustctl"}, tools: tools, log: os.Stderr}
+	c := config{programs: []string{"crustd", "crust-csi", "crustctl"}, beside: []string{"crust-sandbox", "crust-agent", "containerd-shim-crust-v2"}, tools: tools, log: os.Stderr}
 	flags := pflag.NewFlagSet("images", pflag.ContinueOnError)
-	flags.StringVarP(&c.out, "output", "o", "bin/images", "directory for the archive and the bills of materials")
+	flags.StringVarP(&c.out, "output", "o", "bin/images", "directory for the archive, the programs, and the bills of materials")
 	flags.StringVar(&c.name, "name", "", "name of the image, with its tag (default crust-node: and the version of the chart)")
 	flags.StringVar(&c.version, "version", "", "version of the programs (default that of the chart)")
 	flags.StringSliceVar(&c.arches, "arch", []string{"amd64", "arm64"}, "architectures, by the names that Go and Debian have for them")
