@@ -54,8 +54,18 @@ func newCluster(root, bin, dir string) (_ *Cluster, err error) {
 }
 
 // Start starts a cluster of the programs in bin, for the repository at root, in a new directory below dir, which has to be
-// on a disk with direct I/O and have a short name.
-func Start(ctx context.Context, root, bin, dir string, progress io.Writer) (_ *Cluster, err error) {
+// on a disk with direct I/O and have a short name. What serves the storage are processes.
+func Start(ctx context.Context, root, bin, dir string, progress io.Writer) (*Cluster, error) {
+	return start(ctx, root, bin, dir, progress, stage{"driver, daemon and sidecars", (*Cluster).startStorage})
+}
+
+// stage is a part of a start.
+type stage struct {
+	what string
+	do   func(*Cluster, context.Context) error
+}
+
+func start(ctx context.Context, root, bin, dir string, progress io.Writer, storage ...stage) (_ *Cluster, err error) {
 	c, err := newCluster(root, bin, dir)
 	if err != nil {
 		return nil, err
@@ -65,23 +75,19 @@ func Start(ctx context.Context, root, bin, dir string, progress io.Writer) (_ *C
 			err = errors.Join(err, c.Close())
 		}
 	}()
-	for _, step := range []struct {
-		what string
-		do   func(context.Context) error
-	}{
-		{"configuration", c.configure},
-		{"etcd and the API server", c.startAPI},
-		{"controllers and the scheduler", c.startControllers},
-		{"containerd", c.startContainerd},
-		{"kubelet", c.startKubelet},
-		{"driver, daemon and sidecars", c.startStorage},
-	} {
-		fmt.Fprintf(progress, "cluster: starting %s\n", step.what)
+	for _, s := range append([]stage{
+		{"configuration", (*Cluster).configure},
+		{"etcd and the API server", (*Cluster).startAPI},
+		{"controllers and the scheduler", (*Cluster).startControllers},
+		{"containerd", (*Cluster).startContainerd},
+		{"kubelet", (*Cluster).startKubelet},
+	}, storage...) {
+		fmt.Fprintf(progress, "cluster: starting %s\n", s.what)
 		stepCtx, cancel := context.WithTimeout(ctx, startTimeout)
-		err := step.do(stepCtx)
+		err := s.do(c, stepCtx)
 		cancel()
 		if err != nil {
-			return nil, fmt.Errorf("start %s: %w", step.what, err)
+			return nil, fmt.Errorf("start %s: %w", s.what, err)
 		}
 	}
 	return c, nil

@@ -8,9 +8,12 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"runtime"
 	"strings"
 
 	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
@@ -32,7 +35,24 @@ func writeImage(file string) error {
 	if err != nil {
 		return fmt.Errorf("%s --list: %w", busybox, err)
 	}
-	layer, err := writeLayer(content, strings.Fields(string(applets)))
+	links := strings.Fields(string(applets))
+	files := map[string][]byte{"bin/busybox": content, "etc/passwd": []byte("root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000:user:/home:/bin/sh\n")}
+	return archive(file, Image, files, links, v1.Config{Cmd: []string{"/bin/sleep", "2147483647"}, Env: []string{"PATH=/bin"}})
+}
+
+// writeProgramImage writes an image of the given name that has one static program, as sidecars do.
+func writeProgramImage(file, image, program string) error {
+	content, err := os.ReadFile(program)
+	if err != nil {
+		return err
+	}
+	base := filepath.Base(program)
+	return archive(file, image, map[string][]byte{base: content}, nil, v1.Config{Entrypoint: []string{"/" + base}})
+}
+
+// archive writes an image with files, and with links to busybox.
+func archive(file, image string, files map[string][]byte, links []string, run v1.Config) error {
+	layer, err := writeLayer(files, links)
 	if err != nil {
 		return err
 	}
@@ -40,43 +60,40 @@ func writeImage(file string) error {
 	if err != nil {
 		return err
 	}
-	image, err := mutate.AppendLayers(empty.Image, added)
+	img, err := mutate.AppendLayers(empty.Image, added)
 	if err != nil {
 		return err
 	}
-	config, err := image.ConfigFile()
+	config, err := img.ConfigFile()
 	if err != nil {
 		return err
 	}
-	config.OS, config.Architecture = "linux", "amd64"
-	config.Config.Cmd = []string{"/bin/sleep", "2147483647"}
-	config.Config.Env = []string{"PATH=/bin"}
-	if image, err = mutate.ConfigFile(image, config); err != nil {
+	config.OS, config.Architecture, config.Config = "linux", runtime.GOARCH, run
+	if img, err = mutate.ConfigFile(img, config); err != nil {
 		return err
 	}
-	tag, err := name.NewTag(Image)
+	tag, err := name.NewTag(image)
 	if err != nil {
 		return err
 	}
-	return tarball.WriteToFile(file, tag, image)
+	return tarball.WriteToFile(file, tag, img)
 }
 
-func writeLayer(content []byte, applets []string) ([]byte, error) {
+func writeLayer(files map[string][]byte, links []string) ([]byte, error) {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
 	var errs []error
 	for _, dir := range []string{"bin/", "etc/", "proc/", "sys/", "dev/", "tmp/", "root/"} {
 		errs = append(errs, w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: dir, Mode: 0o755}))
 	}
-	files := map[string][]byte{"bin/busybox": content, "etc/passwd": []byte("root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000:user:/home:/bin/sh\n")}
 	for name, data := range files {
 		errs = append(errs, w.WriteHeader(&tar.Header{Name: name, Mode: 0o755, Size: int64(len(data))}))
 		_, err := w.Write(data)
 		errs = append(errs, err)
 	}
-	for _, applet := range applets {
-		if applet != "busybox" {
-			errs = append(errs, w.WriteHeader(&tar.Header{Typeflag: tar.TypeSymlink, Name: "bin/" + applet, Linkname: "busybox"}))
+	for _, link := range links {
+		if link != "busybox" {
+			errs = append(errs, w.WriteHeader(&tar.Header{Typeflag: tar.TypeSymlink, Name: "bin/" + link, Linkname: "busybox"}))
 		}
 	}
 	return b.Bytes(), errors.Join(append(errs, w.Close())...)

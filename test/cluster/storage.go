@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"slices"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
 
 	"crust.dev/crust/deploy"
@@ -43,34 +45,63 @@ driver: ` + Driver + `
 deletionPolicy: Delete
 `
 
-// installChart gives the chart's objects to the API server, but for its workloads and hooks: what they would run are processes
-// here, with the same service accounts.
-func (c *Cluster) installChart(ctx context.Context) error {
+// chart renders the chart and returns its objects, namespaces first, those that only helm runs left out.
+func chart(values map[string]any) ([]unstructured.Unstructured, error) {
 	templates, err := deploy.Render(namespace, values)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	var first, rest strings.Builder
+	var list []unstructured.Unstructured
 	for _, t := range templates {
-		for object := range strings.SplitSeq(t.Text, "\n---\n") {
-			var meta struct {
-				Kind     string
-				Metadata struct{ Annotations map[string]string }
+		for text := range strings.SplitSeq(t.Text, "\n---\n") {
+			var object unstructured.Unstructured
+			if err := yaml.Unmarshal([]byte(text), &object.Object); err != nil {
+				return nil, fmt.Errorf("%s: %w", t.Name, err)
 			}
-			if err := yaml.Unmarshal([]byte(object), &meta); err != nil {
-				return fmt.Errorf("%s: %w", t.Name, err)
-			}
-			_, hook := meta.Metadata.Annotations["helm.sh/hook"]
-			switch {
-			case hook || slices.Contains([]string{"", "DaemonSet", "Deployment", "Job"}, meta.Kind):
-			case meta.Kind == "Namespace":
-				fmt.Fprintf(&first, "---\n%s\n", object)
-			default:
-				fmt.Fprintf(&rest, "---\n%s\n", object)
+			if _, hook := object.GetAnnotations()["helm.sh/hook"]; !hook && object.Object != nil {
+				list = append(list, object)
 			}
 		}
 	}
-	return errors.Join(c.Apply(ctx, first.String()), c.Apply(ctx, rest.String()), c.Apply(ctx, groupClass))
+	slices.SortStableFunc(list, func(a, b unstructured.Unstructured) int {
+		return cmp.Compare(rank(a), rank(b))
+	})
+	return list, nil
+}
+
+func rank(object unstructured.Unstructured) int {
+	if object.GetKind() == "Namespace" {
+		return 0
+	}
+	return 1
+}
+
+func isWorkload(object unstructured.Unstructured) bool {
+	return object.GetKind() == "DaemonSet" || object.GetKind() == "Deployment"
+}
+
+// applyAll gives objects to the API server.
+func (c *Cluster) applyAll(ctx context.Context, objects []unstructured.Unstructured) error {
+	var text strings.Builder
+	for _, object := range objects {
+		raw, err := yaml.Marshal(object.Object)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(&text, "---\n%s", raw)
+	}
+	return c.Apply(ctx, text.String())
+}
+
+// installTypes installs the types that the chart needs, and objects that are none of its.
+func (c *Cluster) installTypes(ctx context.Context) error {
+	if err := c.applyTypes(ctx, "snapshotter", "github.com/kubernetes-csi/external-snapshotter/client/v8", "groupsnapshot.storage.k8s.io", "snapshot.storage.k8s.io"); err != nil {
+		return err
+	}
+	if err := c.applyTypes(ctx, "snapshotmetadata", "github.com/kubernetes-csi/external-snapshot-metadata/client", "cbt.storage.k8s.io"); err != nil {
+		return err
+	}
+	return c.Apply(ctx, groupClass)
 }
 
 // account writes a file with which a service account reaches the API server.
@@ -97,13 +128,12 @@ func (c *Cluster) startStorage(ctx context.Context) error {
 	if err := c.Driver.await(ctx, listens(c.path("csi.sock"))); err != nil {
 		return err
 	}
-	if err := c.applyTypes(ctx, "snapshotter", "github.com/kubernetes-csi/external-snapshotter/client/v8", "groupsnapshot.storage.k8s.io", "snapshot.storage.k8s.io"); err != nil {
+	objects, err := chart(values)
+	if err != nil {
 		return err
 	}
-	if err := c.applyTypes(ctx, "snapshotmetadata", "github.com/kubernetes-csi/external-snapshot-metadata/client", "cbt.storage.k8s.io"); err != nil {
-		return err
-	}
-	if err := c.installChart(ctx); err != nil {
+	// What the workloads would run are processes here, with the same service accounts.
+	if err := errors.Join(c.installTypes(ctx), c.applyAll(ctx, slices.DeleteFunc(objects, isWorkload))); err != nil {
 		return err
 	}
 	node, err := c.account(ctx, nodeAccount)
@@ -128,7 +158,7 @@ func (c *Cluster) startStorage(ctx context.Context) error {
 		},
 		// Not in node deployment mode, which leaves group snapshots alone (external-snapshotter v8.7.0 never labels their contents).
 		"csi-snapshotter": {"--kubeconfig", node, socket, "--extra-create-metadata", "--feature-gates=CSIVolumeGroupSnapshot=true"},
-		"csi-resizer":     {"--kubeconfig", controller, socket},
+		"csi-resizer":     {"--kubeconfig", controller, socket, "--handle-volume-inuse-error=false"},
 		"csi-snapshot-metadata": {
 			"--kubeconfig", controller, socket, "--port", c.port("snapshot-metadata"), "--tls-cert", c.pki("apiserver.crt"), "--tls-key", c.pki("apiserver.key"),
 		},
