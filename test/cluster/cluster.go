@@ -30,8 +30,10 @@ type Cluster struct {
 	Etcd, APIServer, ControllerManager, Scheduler, Containerd, Kubelet, Driver, Daemon *Process
 
 	bin, ours, root string
+	runtimeSocket   string // where shims find crustd
 	ports           map[string]int
 	processes       []*Process // in the order of their start
+	owned           []string   // directories elsewhere, removed at the end
 }
 
 // newCluster makes the directory of a cluster of the programs in bin, for the repository at root.
@@ -40,6 +42,7 @@ func newCluster(root, bin, dir string) (_ *Cluster, err error) {
 	if c.Dir, err = os.MkdirTemp(dir, "crust-"); err != nil {
 		return nil, err
 	}
+	c.runtimeSocket = c.path("runtime.sock")
 	for _, sub := range []string{"logs", "pki", "etcd", "pool", "cni", "kubelet/plugins/crust"} {
 		if err := os.MkdirAll(c.path(sub), 0o750); err != nil {
 			return nil, err
@@ -56,7 +59,7 @@ func newCluster(root, bin, dir string) (_ *Cluster, err error) {
 // Start starts a cluster of the programs in bin, for the repository at root, in a new directory below dir, which has to be
 // on a disk with direct I/O and have a short name. What serves the storage are processes.
 func Start(ctx context.Context, root, bin, dir string, progress io.Writer) (*Cluster, error) {
-	return start(ctx, root, bin, dir, progress, stage{"driver, daemon and sidecars", (*Cluster).startStorage})
+	return start(ctx, root, bin, dir, progress, stage{"configuration", (*Cluster).configure}, stage{"driver, daemon and sidecars", (*Cluster).startStorage})
 }
 
 // stage is a part of a start.
@@ -65,7 +68,8 @@ type stage struct {
 	do   func(*Cluster, context.Context) error
 }
 
-func start(ctx context.Context, root, bin, dir string, progress io.Writer, storage ...stage) (_ *Cluster, err error) {
+// start starts everything but the storage between the first stage and the others.
+func start(ctx context.Context, root, bin, dir string, progress io.Writer, first stage, storage ...stage) (_ *Cluster, err error) {
 	c, err := newCluster(root, bin, dir)
 	if err != nil {
 		return nil, err
@@ -76,7 +80,7 @@ func start(ctx context.Context, root, bin, dir string, progress io.Writer, stora
 		}
 	}()
 	for _, s := range append([]stage{
-		{"configuration", (*Cluster).configure},
+		first,
 		{"etcd and the API server", (*Cluster).startAPI},
 		{"controllers and the scheduler", (*Cluster).startControllers},
 		{"containerd", (*Cluster).startContainerd},
@@ -230,6 +234,9 @@ func (c *Cluster) Close() error {
 		errs = append(errs, p.Stop())
 	}
 	errs = append(errs, c.unmountAll())
+	for _, dir := range c.owned {
+		errs = append(errs, os.RemoveAll(dir))
+	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("%w; kept: %s", err, c.Dir)
 	}
@@ -244,7 +251,7 @@ func (c *Cluster) unmountAll() error {
 	}
 	var errs []error
 	for _, line := range slices.Backward(strings.Split(string(raw), "\n")) {
-		if fields := strings.Fields(line); len(fields) > 1 && strings.HasPrefix(fields[1], c.Dir+"/") {
+		if fields := strings.Fields(line); len(fields) > 1 && strings.HasPrefix(fields[1]+"/", c.Dir+"/") {
 			if out, err := exec.Command("umount", fields[1]).CombinedOutput(); err != nil {
 				errs = append(errs, fmt.Errorf("umount %s: %w: %s", fields[1], err, out))
 			}

@@ -57,14 +57,14 @@ state = "@DIR@/cd"
 
 const shimConfig = `image: @DIR@/image
 accelCache: @DIR@/accel.json
-runtimeEndpoint: unix://@DIR@/runtime.sock
+runtimeEndpoint: unix://@RUNTIME@
 sandboxes: @DIR@/s
 rootBytes: 268435456
 `
 
 const crustdConfig = `drivers:
 - {endpoint: "unix://@DIR@/kubelet/plugins/crust/csi.sock", upstream: "unix://@DIR@/csi.sock", register: true}
-runtimeEndpoint: unix://@DIR@/runtime.sock
+runtimeEndpoint: unix://@RUNTIME@
 kepEndpoint: unix://@DIR@/kep.sock
 adminEndpoint: unix://@DIR@/admin.sock
 registrationDir: @DIR@/kubelet/plugins_registry
@@ -88,7 +88,7 @@ func (c *Cluster) configure(context.Context) error {
 		a.issue("kubelet", "system:node:"+Node, "system:nodes"),
 		a.kubeconfig(c.Kubeconfig(), "admin", c.server()),
 		a.kubeconfig(c.path("kubelet.conf"), "kubelet", c.server()))
-	fill := strings.NewReplacer("@DIR@", c.Dir, "@KUBELET@", c.port("kubelet"))
+	fill := strings.NewReplacer("@DIR@", c.Dir, "@RUNTIME@", c.runtimeSocket, "@KUBELET@", c.port("kubelet"))
 	for name, text := range map[string]string{
 		"kubelet.yaml": kubeletConfig, "containerd.toml": containerdConfig, "shim.yaml": shimConfig, "crustd.yaml": crustdConfig,
 		"cni/loopback.conflist": `{"cniVersion": "1.0.0", "name": "loopback", "plugins": [{"type": "loopback"}]}`,

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -30,7 +31,8 @@ type kube struct {
 	api kubernetes.Interface
 }
 
-func startKube(t *testing.T) *kube {
+// startKube starts a cluster in one of two ways: Start or StartDeployed.
+func startKube(t *testing.T, up func(ctx context.Context, root, bin, dir string, progress io.Writer) (*Cluster, error)) *kube {
 	t.Helper()
 	need(t)
 	vm.Accel(t) // found out before pods wait for it
@@ -42,12 +44,12 @@ func startKube(t *testing.T) *kube {
 		must(t, err)
 	}
 	start := time.Now()
-	c, err := Start(t.Context(), root, bin, "/var/tmp", os.Stderr)
+	c, err := up(t.Context(), root, bin, "/var/tmp", os.Stderr)
 	must(t, err)
 	t.Logf("the cluster was up after %v", time.Since(start).Round(time.Second))
 	t.Cleanup(func() {
 		if t.Failed() {
-			for _, p := range []*Process{c.Daemon, c.Driver} {
+			for _, p := range slices.DeleteFunc([]*Process{c.Daemon, c.Driver}, func(p *Process) bool { return p == nil }) {
 				raw, _ := os.ReadFile(p.Log())
 				t.Logf("%s:\n%s", p.Name, raw[max(0, len(raw)-8000):])
 			}
@@ -64,6 +66,24 @@ func startKube(t *testing.T) *kube {
 	api, err := kubernetes.NewForConfig(config)
 	must(t, err)
 	return &kube{c, api}
+}
+
+// scenario is one of the plays, in a namespace of its name.
+type scenario struct {
+	name string
+	play func(*space)
+}
+
+func (k *kube) play(t *testing.T, list []scenario) {
+	for _, s := range list {
+		t.Run(s.name, func(t *testing.T) {
+			start := time.Now()
+			t.Cleanup(func() {
+				fmt.Fprintf(os.Stderr, "cluster: %s: failed %v, %v\n", s.name, t.Failed(), time.Since(start).Round(time.Second))
+			})
+			s.play(k.in(t, s.name))
+		})
+	}
 }
 
 // kubeletSays asks the kubelet itself: the API server forwards nothing to loopback.

@@ -4,12 +4,10 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -17,24 +15,12 @@ import (
 
 // TestKubernetes is what users do, with the objects that they write, on an unmodified Kubernetes.
 func TestKubernetes(t *testing.T) {
-	k := startKube(t)
-	for _, scenario := range []struct {
-		name string
-		play func(*space)
-	}{
+	startKube(t, Start).play(t, []scenario{
 		{"first-pod", firstPod}, {"expansion", expansion}, {"fs-group", fsGroup}, {"sub-path", subPath}, {"containers", containers},
 		{"taking-turns", takingTurns}, {"two-pods", twoPods}, {"wrong-runtime", wrongRuntime}, {"raw-block", rawBlock},
 		{"snapshots", snapshots}, {"group", group}, {"backing-images", backingImages}, {"changed-blocks", changedBlocks},
 		{"restarts", restarts}, {"killed-machine", aKilledMachine}, {"reboot", reboot},
-	} {
-		t.Run(scenario.name, func(t *testing.T) {
-			start := time.Now()
-			t.Cleanup(func() {
-				fmt.Fprintf(os.Stderr, "cluster: %s: failed %v, %v\n", scenario.name, t.Failed(), time.Since(start).Round(time.Second))
-			})
-			scenario.play(k.in(t, scenario.name))
-		})
-	}
+	})
 }
 
 // firstPod: the filesystem is in the guest and not on the host, and the kubelet's metrics show what the guest measures.
