@@ -81,6 +81,12 @@ func (c config) build(ctx context.Context) (result, error) {
 		if r.images[arch], err = c.image(arch, fs); err != nil {
 			return result{}, fmt.Errorf("%s: %w", arch, err)
 		}
+		for _, program := range c.beside {
+			c.say("%s: building %s", arch, program)
+			if _, err := c.compile(ctx, arch, program); err != nil {
+				return result{}, fmt.Errorf("%s: %w", arch, err)
+			}
+		}
 		if err := os.WriteFile(filepath.Join(c.out, "crust-node-"+arch+".cdx.json"), bills[arch], 0o644); err != nil {
 			return result{}, err
 		}

@@ -47,7 +47,7 @@ func builder(t *testing.T, arches ...string) config {
 	}
 	return config{
 		out: t.TempDir(), name: "registry.example.com/crust-node:9", version: "9", cache: filepath.Join(cache, "crust", "images"), arches: arches,
-		programs: []string{"crust-csi"}, tools: tools, log: t.Output(),
+		programs: []string{"crust-csi"}, beside: []string{"crust-agent"}, tools: tools, log: t.Output(),
 	}
 }
 
@@ -73,6 +73,17 @@ func TestImage(t *testing.T) {
 			t.Errorf("%s and %s, %d and %d bytes", built.index, again.index, len(a), len(b))
 		}
 	})
+	t.Run("all programs are beside it", func(t *testing.T) {
+		for _, name := range []string{"crust-csi", "crust-agent"} {
+			program := read(t, filepath.Join(first.out, arch, name))
+			if !bytes.Equal(program, read(t, filepath.Join(second.out, arch, name))) {
+				t.Errorf("%s differs", name)
+			}
+			if _, ok := files(t, built.images[arch])["/usr/local/bin/"+name]; ok != (name == "crust-csi") {
+				t.Errorf("%s is in the image: %t", name, ok)
+			}
+		}
+	})
 	t.Run("the archive is one of OCI's", func(t *testing.T) { checkArchive(t, built.archive, arch) })
 	t.Run("the bill of materials has everything", func(t *testing.T) {
 		checkBill(t, read(t, filepath.Join(first.out, "crust-node-"+arch+".cdx.json")), files(t, built.images[arch]))
@@ -85,7 +96,7 @@ func TestImage(t *testing.T) {
 func TestToolsOfTheOtherArchitecture(t *testing.T) {
 	other := map[string]string{"amd64": "arm64", "arm64": "amd64"}[runtime.GOARCH]
 	c := builder(t, other)
-	c.programs = nil // cross-building ours is the Go compiler's
+	c.programs, c.beside = nil, nil // cross-building ours is the Go compiler's
 	built, err := c.build(t.Context())
 	if err != nil {
 		t.Fatal(err)
