@@ -26,8 +26,13 @@ type origin struct {
 	settle func(context.Context) error
 }
 
-// origin finds a source and holds it. ErrNotFound if it does not exist.
+// origin finds a source and holds it. ErrNotFound if it does not exist; ErrResourceExhausted if it is in another pool, which has
+// csi-provisioner choose another node for a claim that waits for its first consumer.
 func (s *store) origin(ctx context.Context, source handle.Handle) (origin, error) {
+	if source.Kind() != "" && source.Pool() != s.pool {
+		return origin{}, fmt.Errorf("source %s is in pool %s, and a copy can only be made there, not in pool %s; have the pod scheduled to the node of that pool, "+
+			"or make the copy's source anew in this one: %w", source, source.Pool(), s.pool, errdefs.ErrResourceExhausted)
+	}
 	switch source.Kind() {
 	case handle.KindVolume:
 		v, release, err := s.hold(ctx, handle.Volume{Handle: source})

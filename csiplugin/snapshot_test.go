@@ -109,7 +109,8 @@ func TestAskingForAClone(t *testing.T) {
 		"a volume that never was":            {cloneRequest("new", volumeSource(handle.NewVolume(pool).String()), 0), codes.NotFound, ""},
 		"a snapshot that never was":          {cloneRequest("new", snapshotSource(handle.NewSnapshot(pool).String()), 0), codes.NotFound, ""},
 		"a volume's id as a snapshot's":      {cloneRequest("new", snapshotSource(a.id), 0), codes.NotFound, "snapshot"},
-		"another pool's volume":              {cloneRequest("new", volumeSource(handle.NewVolume("ffffffffffff").String()), 0), codes.NotFound, "ffffffffffff"},
+		"another pool's volume":              {cloneRequest("new", volumeSource(handle.NewVolume("ffffffffffff").String()), 0), codes.ResourceExhausted, "ffffffffffff"},
+		"another pool's snapshot":            {cloneRequest("new", snapshotSource(handle.NewSnapshot("ffffffffffff").String()), 0), codes.ResourceExhausted, "ffffffffffff"},
 		"another filesystem": {&csi.CreateVolumeRequest{Name: "new", VolumeCapabilities: []*csi.VolumeCapability{mounted("ext4")},
 			VolumeContentSource: volumeSource(a.id)}, codes.InvalidArgument, "xfs"},
 	} {
