@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync"
 	"syscall"
 	"time"
 )
@@ -21,15 +22,25 @@ type Process struct {
 	dir  string
 	argv []string
 	env  []string
+	keep bool // it is started again when it ends, as a kubelet does with a container
 
-	cmd  *exec.Cmd
-	done chan struct{} // closed when the command has ended
-	err  error         // how; valid after done
+	mu      sync.Mutex
+	stopped bool // nobody starts it again
+	cmd     *exec.Cmd
+	done    chan struct{} // closed when the command has ended
+	err     error         // how; valid after done
 }
 
 // start starts a program, whose output goes to a log.
 func (c *Cluster) start(name string, env []string, argv ...string) (*Process, error) {
 	p := &Process{Name: name, dir: c.Dir, argv: argv, env: env}
+	c.processes = append(c.processes, p)
+	return p, p.Start()
+}
+
+// startKept is start for a program that is started again when it ends: sidecars end themselves when their driver does.
+func (c *Cluster) startKept(name string, env []string, argv ...string) (*Process, error) {
+	p := &Process{Name: name, dir: c.Dir, argv: argv, env: env, keep: true}
 	c.processes = append(c.processes, p)
 	return p, p.Start()
 }
@@ -44,6 +55,11 @@ func (p *Process) Start() error {
 		return err
 	}
 	defer log.Close()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.stopped {
+		return nil
+	}
 	cmd := exec.Command(p.argv[0], p.argv[1:]...)
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.Env = append(os.Environ(), p.env...)
@@ -51,30 +67,45 @@ func (p *Process) Start() error {
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("start %s: %w", p.Name, err)
 	}
-	p.cmd, p.done = cmd, make(chan struct{})
-	go func(done chan struct{}) {
-		p.err = cmd.Wait()
+	done := make(chan struct{})
+	p.cmd, p.done = cmd, done
+	go func() {
+		err := cmd.Wait()
+		p.mu.Lock()
+		p.err = err
+		p.mu.Unlock()
 		close(done)
-	}(p.done)
+		if p.keep {
+			time.Sleep(time.Second)
+			_ = p.Start() // its log says why it does not stay
+		}
+	}()
 	return nil
 }
 
 // Kill ends the program as a crash would.
 func (p *Process) Kill() {
-	_ = p.cmd.Process.Kill()
-	<-p.done
+	p.mu.Lock()
+	cmd, done := p.cmd, p.done
+	p.mu.Unlock()
+	_ = cmd.Process.Kill()
+	<-done
 }
 
-// Stop asks the program to end, and waits for it.
+// Stop asks the program to end, for good, and waits for it.
 func (p *Process) Stop() error {
-	if p.cmd == nil {
+	p.mu.Lock()
+	p.stopped = true
+	cmd, done := p.cmd, p.done
+	p.mu.Unlock()
+	if cmd == nil {
 		return nil
 	}
-	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
+	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return fmt.Errorf("stop %s: %w", p.Name, err)
 	}
 	select {
-	case <-p.done:
+	case <-done:
 		return nil
 	case <-time.After(stopTimeout):
 		p.Kill()
@@ -84,13 +115,16 @@ func (p *Process) Stop() error {
 
 // await waits until check succeeds, or the program ends, or ctx does.
 func (p *Process) await(ctx context.Context, check func(context.Context) error) error {
+	p.mu.Lock()
+	done := p.done
+	p.mu.Unlock()
 	for {
 		err := check(ctx)
 		if err == nil {
 			return nil
 		}
 		select {
-		case <-p.done:
+		case <-done:
 			return fmt.Errorf("%s has ended (%v); see %s", p.Name, p.err, p.Log())
 		case <-ctx.Done():
 			return fmt.Errorf("%s is not ready: %w; see %s", p.Name, err, p.Log())

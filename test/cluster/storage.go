@@ -164,7 +164,7 @@ func (c *Cluster) startStorage(ctx context.Context) error {
 		},
 		"snapshot-controller": {"--kubeconfig", c.Kubeconfig(), "--feature-gates=CSIVolumeGroupSnapshot=true"},
 	} {
-		if _, err := c.start(name, []string{"NODE_NAME=" + Node, "NAMESPACE=" + namespace}, append([]string{c.program(name)}, args...)...); err != nil {
+		if _, err := c.startKept(name, []string{"NODE_NAME=" + Node, "NAMESPACE=" + namespace}, append([]string{c.program(name)}, args...)...); err != nil {
 			return err
 		}
 	}
