@@ -14,7 +14,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -310,15 +309,4 @@ func (s *space) hostMounts(claim string) []string {
 		}
 	}
 	return types
-}
-
-// absent waits until an object has gone.
-func absent(t testing.TB, what string, get func(context.Context) error) {
-	t.Helper()
-	eventually(t, what+" has gone", func(ctx context.Context) error {
-		if err := get(ctx); !apierrors.IsNotFound(err) {
-			return fmt.Errorf("it is there (%v)", err)
-		}
-		return nil
-	})
 }
