@@ -30,7 +30,7 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/status"
 
-	"crust.dev/crust/test/cluster"
+	"crust.dev/crust/test/e2e/cluster"
 	"crust.dev/crust/test/priv"
 )
 

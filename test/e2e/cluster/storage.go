@@ -184,7 +184,7 @@ func (c *Cluster) makeGuestImage(ctx context.Context) error {
 // they are served. The version of the module is that of a program's.
 func (c *Cluster) applyTypes(ctx context.Context, program, module string, groups ...string) error {
 	cmd := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", module)
-	cmd.Dir = filepath.Join(c.root, "test/cluster/modules", program)
+	cmd.Dir = filepath.Join(c.root, "test/e2e/cluster/modules", program)
 	out, err := cmd.Output()
 	if err != nil {
 		return fmt.Errorf("find module %s: %w", module, err)

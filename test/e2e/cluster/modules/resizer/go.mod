@@ -1,4 +1,4 @@
-module crust.dev/crust/test/cluster/modules/resizer
+module crust.dev/crust/test/e2e/cluster/modules/resizer
 
 go 1.26.0
 

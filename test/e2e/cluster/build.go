@@ -80,7 +80,7 @@ func Build(ctx context.Context, root string, progress io.Writer, modules ...stri
 		if len(modules) > 0 && !slices.Contains(modules, u.module) {
 			continue
 		}
-		dir := filepath.Join(root, "test/cluster/modules", u.module)
+		dir := filepath.Join(root, "test/e2e/cluster/modules", u.module)
 		key, err := sourceKey(dir, u.ldflags)
 		if err != nil {
 			return "", err

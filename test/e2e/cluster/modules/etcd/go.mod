@@ -1,4 +1,4 @@
-module crust.dev/crust/test/cluster/modules/etcd
+module crust.dev/crust/test/e2e/cluster/modules/etcd
 
 go 1.26.0
 

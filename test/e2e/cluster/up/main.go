@@ -9,7 +9,7 @@ import (
 	"os/signal"
 	"syscall"
 
-	"crust.dev/crust/test/cluster"
+	"crust.dev/crust/test/e2e/cluster"
 )
 
 func main() {

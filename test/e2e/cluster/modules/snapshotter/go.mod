@@ -1,4 +1,4 @@
-module crust.dev/crust/test/cluster/modules/snapshotter
+module crust.dev/crust/test/e2e/cluster/modules/snapshotter
 
 go 1.26.0
 

@@ -1,4 +1,4 @@
-module crust.dev/crust/test/cluster/modules/kubernetes
+module crust.dev/crust/test/e2e/cluster/modules/kubernetes
 
 go 1.26.0
 

@@ -1,4 +1,4 @@
-module crust.dev/crust/test/cluster/modules/snapshotmetadata
+module crust.dev/crust/test/e2e/cluster/modules/snapshotmetadata
 
 go 1.26.0
 

@@ -1,4 +1,4 @@
-module crust.dev/crust/test/cluster/modules/containerd
+module crust.dev/crust/test/e2e/cluster/modules/containerd
 
 go 1.26.6
 

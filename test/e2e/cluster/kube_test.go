@@ -30,18 +30,16 @@ type kube struct {
 	api kubernetes.Interface
 }
 
-// startKube starts a cluster in one of two ways: Start or StartDeployed.
+// startKube starts a cluster in one of two ways: Start or StartDeployed. When a test has failed, the logs of all its programs are
+// copied to the directory CRUST_KEEP_LOGS, if that is set.
 func startKube(t *testing.T, up func(ctx context.Context, root, bin, dir string, progress io.Writer) (*Cluster, error)) *kube {
 	t.Helper()
 	need(t)
 	vm.Accel(t) // found out before pods wait for it
-	root, err := filepath.Abs("../..")
+	root, err := filepath.Abs("../../..")
 	must(t, err)
-	bin := os.Getenv("CRUST_CLUSTER_BIN")
-	if bin == "" {
-		bin, err = Build(t.Context(), root, os.Stderr)
-		must(t, err)
-	}
+	bin, err := Build(t.Context(), root, os.Stderr)
+	must(t, err)
 	start := time.Now()
 	c, err := up(t.Context(), root, bin, "/var/tmp", os.Stderr)
 	must(t, err)

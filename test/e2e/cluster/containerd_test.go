@@ -50,7 +50,7 @@ type engine struct {
 func startEngine(t testing.TB) *engine {
 	t.Helper()
 	need(t)
-	root, err := filepath.Abs("../..")
+	root, err := filepath.Abs("../../..")
 	must(t, err)
 	bin, err := Build(t.Context(), root, os.Stderr, "containerd")
 	must(t, err)

@@ -1,4 +1,4 @@
-module crust.dev/crust/test/cluster/modules/provisioner
+module crust.dev/crust/test/e2e/cluster/modules/provisioner
 
 go 1.26.0
 
