@@ -108,7 +108,8 @@ func (g *guest) trim() {
 	args := []string{"fstrim", "-v", g.dir}
 	if g.IntN(2) == 0 {
 		offset, length := g.extent(guestBlocks * block)
-		args = append(args, "--offset", fmt.Sprint(offset), "--length", fmt.Sprint(16*length))
+		// XFS refuses less than a block.
+		args = append(args, "--offset", fmt.Sprint(offset), "--length", fmt.Sprint(max(block, 16*length)))
 	}
 	g.log = append(g.log, fmt.Sprint(args))
 	out := scratch.Run(g, args...)
