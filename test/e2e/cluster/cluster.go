@@ -14,6 +14,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Node is the name of the only node.
@@ -234,6 +236,9 @@ func (c *Cluster) Close() error {
 		errs = append(errs, p.Stop())
 	}
 	errs = append(errs, c.unmountAll())
+	if err := unix.Unmount(c.Dir, unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) { // EINVAL: it never was mounted
+		errs = append(errs, fmt.Errorf("umount %s: %w", c.Dir, err))
+	}
 	for _, dir := range c.owned {
 		errs = append(errs, os.RemoveAll(dir))
 	}
@@ -251,7 +256,7 @@ func (c *Cluster) unmountAll() error {
 	}
 	var errs []error
 	for _, line := range slices.Backward(strings.Split(string(raw), "\n")) {
-		if fields := strings.Fields(line); len(fields) > 1 && strings.HasPrefix(fields[1]+"/", c.Dir+"/") {
+		if fields := strings.Fields(line); len(fields) > 1 && strings.HasPrefix(fields[1], c.Dir+"/") {
 			if out, err := exec.Command("umount", fields[1]).CombinedOutput(); err != nil {
 				errs = append(errs, fmt.Errorf("umount %s: %w: %s", fields[1], err, out))
 			}

@@ -3,8 +3,11 @@ package cluster
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 // kubeletConfig is for a machine where Kubernetes is a guest: no control groups of its own, no eviction, whatever cgroups
@@ -75,8 +78,23 @@ kubernetes: {kubeconfig: @DIR@/` + nodeAccount + `.conf, node: ` + Node + `}
 log: {level: debug}
 `
 
+// share makes the cluster's directory a shared mount, as systemd has it with the root of a node: pods of the chart mount in it, and
+// a kubelet that finds it private mounts its own directory over itself, and so over what crustd has mounted there before.
+func (c *Cluster) share() error {
+	if err := unix.Mount(c.Dir, c.Dir, "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("bind %s: %w", c.Dir, err)
+	}
+	if err := unix.Mount("", c.Dir, "", unix.MS_SHARED|unix.MS_REC, ""); err != nil {
+		return fmt.Errorf("share %s: %w", c.Dir, err)
+	}
+	return nil
+}
+
 // configure writes keys and configuration files.
 func (c *Cluster) configure(context.Context) error {
+	if err := c.share(); err != nil {
+		return err
+	}
 	a, err := newAuthority(c.path("pki"))
 	if err != nil {
 		return err

@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"strings"
 
-	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -35,15 +34,9 @@ func StartDeployed(ctx context.Context, root, bin, dir string, progress io.Write
 		stage{"the chart's pods", (*Cluster).deploy})
 }
 
-// configureDeployed is configure where the node's directories are shared with pods that mount in them.
+// configureDeployed is configure for pods that have their sockets where the chart says.
 func (c *Cluster) configureDeployed(ctx context.Context) error {
 	c.runtimeSocket = filepath.Join(runDirectory, "runtime.sock")
-	if err := unix.Mount(c.Dir, c.Dir, "", unix.MS_BIND, ""); err != nil {
-		return fmt.Errorf("bind %s: %w", c.Dir, err)
-	}
-	if err := unix.Mount("", c.Dir, "", unix.MS_SHARED|unix.MS_REC, ""); err != nil {
-		return fmt.Errorf("share %s: %w", c.Dir, err)
-	}
 	return c.configure(ctx)
 }
 
