@@ -4,6 +4,7 @@ package scratch
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -95,7 +96,19 @@ func Filesystem(t testing.TB, fstype string, size int64) string {
 	Run(t, "mkfs."+fstype, "-q", force, image)
 	Run(t, "mount", "-t", fstype, "-o", "loop", image, dir)
 	t.Cleanup(func() {
-		Run(t, "umount", dir)
+		// A process that is just being started in a mount namespace of its own, by whatever test, has copies of all mounts for a
+		// moment, and with them the loop devices whose files are here.
+		var err error
+		for tries := 0; tries < 100; tries++ {
+			if err = unix.Unmount(dir, unix.UMOUNT_NOFOLLOW); !errors.Is(err, unix.EBUSY) {
+				break
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+		if err != nil {
+			t.Errorf("umount %s: %v", dir, err)
+			return
+		}
 		if err := os.Remove(image); err != nil {
 			t.Error(err)
 		}
