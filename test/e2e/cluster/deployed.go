@@ -78,11 +78,13 @@ func (c *Cluster) deploy(ctx context.Context) error {
 		return fmt.Errorf("%s is there already; something of CRuSt runs on this machine, or has left it: remove it first", runDirectory)
 	}
 	c.owned = append(c.owned, runDirectory)
+	// State and pool have a directory that the kubelet's is not in, as in the chart's defaults: the parent of the state is
+	// mounted into crustd's container, and everything that is mounted there at that moment with it.
 	v := maps.Clone(values)
 	maps.Copy(v, map[string]any{
 		"image":      map[string]any{"registry": images, "repository": "crust-node", "tag": "test"},
-		"kubeletDir": c.path("kubelet"), "pool": map[string]any{"dir": c.path("pool"), "imageSize": "4Gi"},
-		"crustd":     map[string]any{"stateDir": c.path("state")},
+		"kubeletDir": c.path("kubelet"), "pool": map[string]any{"dir": c.path("crust", "pool"), "imageSize": "4Gi"},
+		"crustd":     map[string]any{"stateDir": c.path("crust", "state")},
 		"sidecars":   map[string]any{"registry": images},
 		"controller": map[string]any{"replicas": 1},
 		"driver":     map[string]any{"images": map[string]any{"allowCIDRs": []any{"127.0.0.0/8"}}},
