@@ -228,8 +228,14 @@ func (c *Cluster) Close() error {
 	if c.Kubelet != nil {
 		ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 		defer cancel()
-		if out, err := c.Kubectl(ctx, "delete", "pods,pvc", "--all", "--all-namespaces", "--timeout=4m").CombinedOutput(); err != nil {
-			errs = append(errs, fmt.Errorf("delete pods: %w: %s", err, out))
+		for _, args := range [][]string{
+			{"delete", "pods,pvc", "--all", "--all-namespaces", "--timeout=4m"},
+			// What served them, if it was the chart's: the pods that were just deleted have been made anew.
+			{"delete", "daemonsets,deployments", "--all", "--namespace", namespace, "--cascade=foreground", "--timeout=2m"},
+		} {
+			if out, err := c.Kubectl(ctx, args...).CombinedOutput(); err != nil {
+				errs = append(errs, fmt.Errorf("kubectl %s: %w: %s", strings.Join(args, " "), err, out))
+			}
 		}
 	}
 	for _, p := range slices.Backward(c.processes) {
