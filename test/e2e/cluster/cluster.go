@@ -242,9 +242,7 @@ func (c *Cluster) Close() error {
 		errs = append(errs, p.Stop())
 	}
 	errs = append(errs, c.unmountAll())
-	if err := unix.Unmount(c.Dir, unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) { // EINVAL: it never was mounted
-		errs = append(errs, fmt.Errorf("umount %s: %w", c.Dir, err))
-	}
+	errs = append(errs, c.unshare())
 	for _, dir := range c.owned {
 		errs = append(errs, os.RemoveAll(dir))
 	}
@@ -252,6 +250,19 @@ func (c *Cluster) Close() error {
 		return fmt.Errorf("%w; kept: %s", err, c.Dir)
 	}
 	return os.RemoveAll(c.Dir)
+}
+
+// unshare removes the mount that share has made, if it has. Shims end a moment after they were told to.
+func (c *Cluster) unshare() error {
+	deadline := time.Now().Add(stopTimeout)
+	err := unix.Unmount(c.Dir, unix.UMOUNT_NOFOLLOW)
+	for ; errors.Is(err, unix.EBUSY) && time.Now().Before(deadline); err = unix.Unmount(c.Dir, unix.UMOUNT_NOFOLLOW) {
+		time.Sleep(100 * time.Millisecond)
+	}
+	if err != nil && !errors.Is(err, unix.EINVAL) { // EINVAL: it is no mount
+		return fmt.Errorf("umount %s: %w", c.Dir, err)
+	}
+	return nil
 }
 
 // unmountAll removes the mounts below the directory that processes have left, the innermost first.
