@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,9 +15,9 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/containerd/errdefs"
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc"
 
 	poolv1 "crust.dev/crust/protocol/crust/pool/v1"
-	"crust.dev/crust/protocol/rpc"
 )
 
 // backupDriver answers as a crust-csi would that has two snapshots, and two that were deleted and are kept.
@@ -84,30 +83,14 @@ func (d *backupDriver) GetMetadataDelta(req *csi.GetMetadataDeltaRequest, stream
 // serveBackups serves a driver until the test ends, and returns what runs crustctl with it.
 func serveBackups(t *testing.T, d *backupDriver) func(args ...string) (string, error) {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "ctl-") // t.TempDir would be too long for a socket
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	l, err := rpc.Listen(ctx, filepath.Join(dir, "csi.sock"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	server := rpc.NewServer(ctx, slog.New(slog.DiscardHandler))
-	csi.RegisterSnapshotMetadataServer(server, d)
-	poolv1.RegisterBasesServer(server, d)
-	done := make(chan error, 1)
-	go func() { done <- rpc.ServeGRPC(ctx, server, l, time.Second) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := errors.Join(<-done, os.RemoveAll(dir)); err != nil {
-			t.Error(err)
-		}
+	endpoint := serveAt(t, "csi.sock", func(server *grpc.Server) {
+		csi.RegisterSnapshotMetadataServer(server, d)
+		poolv1.RegisterBasesServer(server, d)
 	})
 	return func(args ...string) (string, error) {
 		var out bytes.Buffer
 		cmd := newCommand(&options{now: func() time.Time { return now }})
-		cmd.SetArgs(append(args, "--driver-endpoint", "unix://"+l.Addr().String()))
+		cmd.SetArgs(append(args, "--driver-endpoint", endpoint))
 		cmd.SetOut(&out)
 		cmd.SetErr(io.Discard)
 		cmd.SilenceErrors, cmd.SilenceUsage = true, true

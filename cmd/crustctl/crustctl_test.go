@@ -17,6 +17,7 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"crust.dev/crust/cmd/internal/command"
@@ -122,17 +123,23 @@ func (daemon) GetStatus(context.Context, *adminv1.GetStatusRequest) (*adminv1.Ge
 // serve serves a daemon and returns its endpoint.
 func serve(t *testing.T, d adminv1.AdminServer) string {
 	t.Helper()
+	return serveAt(t, "admin.sock", func(server *grpc.Server) { adminv1.RegisterAdminServer(server, d) })
+}
+
+// serveAt serves on a socket of the given name until the test ends, and returns its endpoint.
+func serveAt(t *testing.T, name string, register func(*grpc.Server)) string {
+	t.Helper()
 	dir, err := os.MkdirTemp("", "ctl-") // t.TempDir would be too long for a socket
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	l, err := rpc.Listen(ctx, filepath.Join(dir, "admin.sock"))
+	l, err := rpc.Listen(ctx, filepath.Join(dir, name))
 	if err != nil {
 		t.Fatal(err)
 	}
 	server := rpc.NewServer(ctx, slog.New(slog.DiscardHandler))
-	adminv1.RegisterAdminServer(server, d)
+	register(server)
 	done := make(chan error, 1)
 	go func() { done <- rpc.ServeGRPC(ctx, server, l, time.Second) }()
 	t.Cleanup(func() {

@@ -5,16 +5,14 @@ import (
 	"context"
 	"errors"
 	"io"
-	"log/slog"
-	"os"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/containerd/errdefs"
+	"google.golang.org/grpc"
 
 	imagesv1 "crust.dev/crust/protocol/crust/images/v1"
-	"crust.dev/crust/protocol/rpc"
 )
 
 // imageDriver answers as a crust-csi would that has images in several states, and notes what it was asked to do.
@@ -45,30 +43,16 @@ func (d *imageDriver) DeleteImage(_ context.Context, req *imagesv1.DeleteImageRe
 }
 
 func TestImagesCommands(t *testing.T) {
-	dir, err := os.MkdirTemp("", "ctl-") // t.TempDir would be too long for a socket
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer os.RemoveAll(dir)
-	ctx, cancel := context.WithCancel(t.Context())
-	l, err := rpc.Listen(ctx, dir+"/csi.sock")
-	if err != nil {
-		t.Fatal(err)
-	}
 	d := &imageDriver{}
-	server := rpc.NewServer(ctx, slog.New(slog.NewTextHandler(io.Discard, nil)))
-	imagesv1.RegisterImagesServer(server, d)
-	done := make(chan error, 1)
-	go func() { done <- rpc.ServeGRPC(ctx, server, l, time.Second) }()
-	defer func() { cancel(); <-done }()
+	endpoint := serveAt(t, "csi.sock", func(server *grpc.Server) { imagesv1.RegisterImagesServer(server, d) })
 	ask := func(args ...string) (string, error) {
 		var out bytes.Buffer
 		cmd := newCommand(&options{now: func() time.Time { return now }})
 		cmd.SetOut(&out)
 		cmd.SetErr(io.Discard)
 		cmd.SilenceUsage = true
-		cmd.SetArgs(append(args, "--driver-endpoint", "unix://"+dir+"/csi.sock"))
-		err := cmd.ExecuteContext(ctx)
+		cmd.SetArgs(append(args, "--driver-endpoint", endpoint))
+		err := cmd.ExecuteContext(t.Context())
 		return out.String(), err
 	}
 	list, err := ask("images")

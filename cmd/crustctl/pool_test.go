@@ -5,16 +5,14 @@ import (
 	"context"
 	"encoding/json"
 	"io"
-	"log/slog"
-	"os"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
 
 	poolv1 "crust.dev/crust/protocol/crust/pool/v1"
-	"crust.dev/crust/protocol/rpc"
 )
 
 // driver answers as a crust-csi would that has a volume, its snapshot, a clone of that, and a volume that is just being
@@ -57,28 +55,10 @@ func (driver) ListSnapshots(context.Context, *csi.ListSnapshotsRequest) (*csi.Li
 // startDriver serves a driver until the test ends.
 func startDriver(t *testing.T) (endpoint string) {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "ctl-") // t.TempDir would be too long for a socket
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	l, err := rpc.Listen(ctx, dir+"/csi.sock")
-	if err != nil {
-		t.Fatal(err)
-	}
-	server := rpc.NewServer(ctx, slog.New(slog.NewTextHandler(io.Discard, nil)))
-	csi.RegisterControllerServer(server, driver{})
-	poolv1.RegisterPoolServer(server, driver{})
-	done := make(chan error, 1)
-	go func() { done <- rpc.ServeGRPC(ctx, server, l, time.Second) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-		_ = os.RemoveAll(dir)
+	return serveAt(t, "csi.sock", func(server *grpc.Server) {
+		csi.RegisterControllerServer(server, driver{})
+		poolv1.RegisterPoolServer(server, driver{})
 	})
-	return "unix://" + dir + "/csi.sock"
 }
 
 func TestPoolCommands(t *testing.T) {
