@@ -111,6 +111,7 @@ func TestWrongValues(t *testing.T) {
 		{"a relative directory", `kubeletDir: var/lib/kubelet`, "/kubeletDir"},
 		{"a directory that would end the line", `pool: {dir: "/a, /b"}`, "/pool/dir"},
 		{"a journal in the root", `crustd: {stateDir: /state}`, "/crustd/stateDir"},
+		{"a journal beside the kubelet's directory", `{kubeletDir: /data/kubelet, crustd: {stateDir: /data/state}}`, "crustd.stateDir /data/state"},
 		{"a policy that there is not", `crustd: {defaultPolicy: always}`, "/crustd/defaultPolicy"},
 		{"no handler", `crustd: {handlers: []}`, "/crustd/handlers"},
 		{"a handler of an unknown kind", `crustd: {handlers: [{kind: gvisor}]}`, "/crustd/handlers/0"},
