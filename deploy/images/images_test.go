@@ -30,11 +30,8 @@ import (
 // needDebian skips where there is no apt-get to get packages with.
 func needDebian(t *testing.T) {
 	t.Helper()
-	for _, program := range []string{"apt-get", "dpkg-deb"} {
-		if _, err := exec.LookPath(program); err != nil {
-			t.Skip("needs ", program)
-		}
-	}
+	priv.Program(t, "apt-get")
+	priv.Program(t, "dpkg-deb")
 }
 
 // builder builds an image with the tools, and with one program of ours.

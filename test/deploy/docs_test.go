@@ -14,6 +14,7 @@ import (
 	"helm.sh/helm/v3/pkg/strvals"
 
 	"crust.dev/crust/deploy"
+	"crust.dev/crust/test/priv"
 )
 
 var documents = []string{"install.md", "day-2.md", "troubleshooting.md"}
@@ -232,9 +233,7 @@ func checkKubectl(t *testing.T, where string, argv []string) {
 
 // TestCertificatesByHand runs what the document says, and looks at what it has made.
 func TestCertificatesByHand(t *testing.T) {
-	if _, err := exec.LookPath("openssl"); err != nil {
-		t.Skip("needs openssl")
-	}
+	priv.Program(t, "openssl")
 	dir := t.TempDir()
 	for _, b := range blocks(t) {
 		if b.info != "sh run" {

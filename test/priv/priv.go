@@ -3,10 +3,24 @@ package priv
 
 import (
 	"os"
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
 )
+
+// Program skips a test unless a program is installed. Where CRUST_REQUIRE contains "root", as in CI, where make test has
+// installed what tests need, it fails instead.
+func Program(t testing.TB, name string) {
+	t.Helper()
+	if _, err := exec.LookPath(name); err == nil {
+		return
+	}
+	if required("root") {
+		t.Fatalf("CRUST_REQUIRE demands a machine that has everything, and this one lacks %s", name)
+	}
+	t.Skip("needs ", name)
+}
 
 // Root skips a test unless it runs as root. Where CRUST_REQUIRE contains "root", as in CI, it fails instead.
 func Root(t testing.TB) {
@@ -14,8 +28,12 @@ func Root(t testing.TB) {
 	if os.Geteuid() == 0 {
 		return
 	}
-	if slices.Contains(strings.Split(os.Getenv("CRUST_REQUIRE"), ","), "root") {
+	if required("root") {
 		t.Fatal("CRUST_REQUIRE demands root, and this is not root")
 	}
 	t.Skip("needs root")
+}
+
+func required(what string) bool {
+	return slices.Contains(strings.Split(os.Getenv("CRUST_REQUIRE"), ","), what)
 }

@@ -39,6 +39,7 @@ var (
 		{pkg: "btrfs-progs", tool: "mkfs.btrfs"},
 		{pkg: "cryptsetup-bin", tool: "cryptsetup"},
 		{pkg: "qemu-utils", tool: "qemu-img"},
+		{pkg: "openssl", tool: "openssl"}, // the documents' commands
 	}
 	clusterNeeds = []need{
 		{pkg: "gcc", tool: "gcc"}, // containerd

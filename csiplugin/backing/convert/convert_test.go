@@ -6,7 +6,6 @@ import (
 	"errors"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -128,9 +127,7 @@ func TestTheChildCanDoNothingElse(t *testing.T) {
 	t.Run("it has no network", func(t *testing.T) {
 		s := backingtest.Serve(t, backingtest.File([]byte("x")))
 		_, port, _ := strings.Cut(strings.TrimPrefix(s.URL, "http://"), ":")
-		if _, err := exec.LookPath("bash"); err != nil {
-			t.Skip("needs bash")
-		}
+		priv.Program(t, "bash")
 		got, err := c.See(t.Context(), in, out, "/out", "/bin/bash", "-c", "(exec 3<>/dev/tcp/127.0.0.1/"+port+") 2>/dev/null && echo connected || echo unreachable")
 		must(t, err)
 		if strings.TrimSpace(got) != "unreachable" {
