@@ -3,7 +3,6 @@ package backing
 import (
 	"context"
 	"errors"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -17,8 +16,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	imagesv1 "crust.dev/crust/protocol/crust/images/v1"
-	"crust.dev/crust/protocol/rpc"
 	"crust.dev/crust/test/node"
+	"crust.dev/crust/test/node/nodetest"
 	"crust.dev/crust/test/priv"
 	"crust.dev/crust/test/vm"
 )
@@ -39,39 +38,15 @@ func newCluster(t *testing.T) *cluster {
 	t.Helper()
 	priv.Root(t)
 	vm.Need(t)
-	bin := t.TempDir()
-	build := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-o", bin+"/",
-		"crust.dev/crust/cmd/crustd", "crust.dev/crust/cmd/crust-csi", "crust.dev/crust/cmd/crust-agent", "crust.dev/crust/cmd/crust-sandbox", "crust.dev/crust/cmd/crustctl")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	n, err := node.New(bin, "/var/tmp") // direct I/O needs a filesystem that is not in memory
-	must(t, err)
+	n, bin := nodetest.New(t, "crustd", "crust-csi", "crust-agent", "crust-sandbox", "crustctl")
 	n.Accel = string(vm.Accel(t))
 	kep := "unix://" + n.Path("kep.sock")
 	n.DriverArgs = []string{"--crustd-endpoint", kep, "--pool-size", "4Gi", "--image-allow-cidr", "127.0.0.0/8"}
 	n.DaemonArgs = []string{"--kep-endpoint", kep}
 	c := &cluster{Node: n, t: t, bin: bin, handles: map[string]string{}}
-	t.Cleanup(func() {
-		errs := []error{n.Close()}
-		if c.conn != nil {
-			errs = append(errs, c.conn.Close())
-		}
-		if err := errors.Join(append(errs, node.Leftovers(n.Dir))...); err != nil {
-			t.Error(err)
-		}
-		for _, p := range []*node.Process{n.Driver, n.Daemon} {
-			if t.Failed() && p != nil {
-				t.Log(p.Log())
-			}
-		}
-		_ = os.RemoveAll(n.Dir)
-	})
-	_, err = n.BuildImage(c.ctx())
+	_, err := n.BuildImage(c.ctx())
 	must(t, err, n.StartServices(c.ctx()))
-	c.conn, err = rpc.Dial(n.Path("csi.sock"))
-	must(t, err)
+	c.conn = nodetest.Dial(t, n)
 	return c
 }
 
@@ -82,12 +57,7 @@ func must(t testing.TB, errs ...error) {
 	}
 }
 
-// ctx bounds one step; a microVM under emulation on a busy machine is slow.
-func (c *cluster) ctx() context.Context {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.t.Context()), 4*time.Minute)
-	c.t.Cleanup(cancel)
-	return ctx
-}
+func (c *cluster) ctx() context.Context { return nodetest.Context(c.t) }
 
 func (c *cluster) controller() csi.ControllerClient { return csi.NewControllerClient(c.conn) }
 

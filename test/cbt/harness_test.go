@@ -7,18 +7,16 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"testing"
-	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/kubernetes-csi/external-snapshot-metadata/pkg/api"
 	"github.com/kubernetes-csi/external-snapshot-metadata/pkg/iterator"
 	"google.golang.org/grpc"
 
-	"crust.dev/crust/protocol/rpc"
 	"crust.dev/crust/test/node"
+	"crust.dev/crust/test/node/nodetest"
 )
 
 const (
@@ -37,42 +35,14 @@ type bench struct {
 // newBench builds commands and starts the driver; commands are further ones.
 func newBench(t testing.TB, commands ...string) *bench {
 	t.Helper()
-	bin := t.TempDir()
-	args := []string{"build", "-trimpath", "-buildvcs=false", "-o", bin + "/"}
-	for _, name := range append(commands, "crust-csi") {
-		args = append(args, "crust.dev/crust/cmd/"+name)
-	}
-	build := exec.Command("go", args...)
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	n, err := node.New(bin, "/var/tmp") // direct I/O needs a filesystem that is not in memory
-	must(t, err)
+	n, bin := nodetest.New(t, append(commands, "crust-csi")...)
 	n.DriverArgs = []string{"--pool-size", "4Gi"}
-	b := &bench{Node: n, TB: t, bin: bin}
-	t.Cleanup(func() {
-		if b.conn != nil {
-			_ = b.conn.Close()
-		}
-		if err := errors.Join(n.Close(), node.Leftovers(n.Dir)); err != nil {
-			t.Error(err)
-		}
-		for _, p := range []*node.Process{n.Driver, n.Daemon} {
-			if t.Failed() && p != nil {
-				t.Log(p.Log())
-			}
-		}
-		_ = os.RemoveAll(n.Dir)
-	})
-	return b
+	return &bench{Node: n, TB: t, bin: bin}
 }
 
 func (b *bench) dial() {
 	b.Helper()
-	conn, err := rpc.Dial(b.Path("csi.sock"))
-	must(b, err)
-	b.conn = conn
+	b.conn = nodetest.Dial(b, b.Node)
 }
 
 func must(t testing.TB, errs ...error) {
@@ -82,12 +52,7 @@ func must(t testing.TB, errs ...error) {
 	}
 }
 
-// ctx bounds one step; a microVM under emulation on a busy machine is slow.
-func (b *bench) ctx() context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Minute)
-	b.Cleanup(cancel)
-	return ctx
-}
+func (b *bench) ctx() context.Context { return nodetest.Context(b) }
 
 // volume creates a volume, empty or from a snapshot; of size 0, it is as large as that.
 func (b *bench) volume(name, fsType, snapshot string, size int64) *node.Volume {

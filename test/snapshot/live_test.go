@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -17,8 +15,8 @@ import (
 	"google.golang.org/grpc"
 
 	"crust.dev/crust/csiplugin"
-	"crust.dev/crust/protocol/rpc"
 	"crust.dev/crust/test/node"
+	"crust.dev/crust/test/node/nodetest"
 	"crust.dev/crust/test/priv"
 	"crust.dev/crust/test/vm"
 )
@@ -37,33 +35,15 @@ func newBench(t *testing.T) *bench {
 	t.Helper()
 	priv.Root(t)
 	vm.Need(t)
-	bin := t.TempDir()
-	build := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-o", bin+"/",
-		"crust.dev/crust/cmd/crustd", "crust.dev/crust/cmd/crust-csi", "crust.dev/crust/cmd/crust-agent", "crust.dev/crust/cmd/crust-sandbox")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	n, err := node.New(bin, "/var/tmp") // direct I/O needs a filesystem that is not in memory
-	must(t, err)
+	n, _ := nodetest.New(t, "crustd", "crust-csi", "crust-agent", "crust-sandbox")
 	n.Accel = string(vm.Accel(t))
 	kep := "unix://" + n.Path("kep.sock")
 	n.DriverArgs = []string{"--crustd-endpoint", kep, "--pool-size", "4Gi"}
 	n.DaemonArgs = []string{"--kep-endpoint", kep}
 	b := &bench{Node: n, t: t}
-	_, err = n.BuildImage(b.ctx())
+	_, err := n.BuildImage(b.ctx())
 	must(t, err, n.StartServices(b.ctx()))
-	b.conn, err = rpc.Dial(n.Path("csi.sock"))
-	must(t, err)
-	t.Cleanup(func() {
-		if err := errors.Join(n.Close(), b.conn.Close(), node.Leftovers(n.Dir)); err != nil {
-			t.Error(err)
-		}
-		if t.Failed() {
-			t.Log(n.Driver.Log(), n.Daemon.Log())
-		}
-		_ = os.RemoveAll(n.Dir)
-	})
+	b.conn = nodetest.Dial(t, n)
 	return b
 }
 
@@ -74,12 +54,7 @@ func must(t testing.TB, errs ...error) {
 	}
 }
 
-// ctx bounds one step; a microVM under emulation on a busy machine is slow.
-func (b *bench) ctx() context.Context {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(b.t.Context()), 4*time.Minute)
-	b.t.Cleanup(cancel)
-	return ctx
-}
+func (b *bench) ctx() context.Context { return nodetest.Context(b.t) }
 
 func (b *bench) controller() csi.ControllerClient { return csi.NewControllerClient(b.conn) }
 
