@@ -303,6 +303,25 @@ func TestManifests(t *testing.T) {
 	}
 }
 
+// TestNoPodNetwork: every pod is on its node's network, and all programs that talk to the API server are told where it is.
+func TestNoPodNetwork(t *testing.T) {
+	for owner, pod := range pods(render(t, valueSets["no pod network"])) {
+		if !pod.Spec.HostNetwork {
+			t.Errorf("%s is on a pod network", owner)
+		}
+		for _, c := range pod.Spec.Containers {
+			told := map[string]string{}
+			for _, e := range c.Env {
+				told[e.Name] = e.Value
+			}
+			// crust-csi on a node does not know that there is a Kubernetes.
+			if c.Name != "crust-csi" && (told["KUBERNETES_SERVICE_HOST"] != "10.0.0.1" || told["KUBERNETES_SERVICE_PORT"] != "6443") {
+				t.Errorf("%s: container %s is told %v", owner, c.Name, told)
+			}
+		}
+	}
+}
+
 // TestUninstallHook: helm runs the check before anything is removed, with rights that are there by then, and shows what it says.
 func TestUninstallHook(t *testing.T) {
 	hooks := map[string]map[string]string{}

@@ -70,6 +70,12 @@ runtimeClasses:
 podMonitor: {enabled: true, interval: 1m, labels: {release: prometheus}}
 networkPolicies: {enabled: true, metricsFrom: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: monitoring}}}]}
 `,
+	"no pod network": `
+hostNetwork: true
+apiServer: {host: 10.0.0.1}
+snapshots: {enabled: true}
+snapshotMetadata: {enabled: true}
+`,
 	"policies for nobody": `networkPolicies: {enabled: true}`,
 	"certificates of one's own": `
 controller: {tls: {source: secret, nodeSecret: nodes, routerSecret: routers}, podDisruptionBudget: {enabled: false}}
@@ -129,6 +135,7 @@ func TestWrongValues(t *testing.T) {
 		{"a range that is an address", `driver: {images: {allowCIDRs: [10.0.0.1]}}`, "/driver/images/allowCIDRs/0"},
 		{"changed blocks without the controller", `{controller: {enabled: false}, snapshotMetadata: {enabled: true}}`, "/controller/enabled"},
 		{"one's own certificate without its authority", `snapshotMetadata: {enabled: true, tls: {source: secret}}`, "/snapshotMetadata/tls/caCert"},
+		{"an API server's address with its scheme", `apiServer: {host: "https://10.0.0.1"}`, "/apiServer/host"},
 		{"no replica", `controller: {replicas: 0}`, "/controller/replicas"},
 		{"everything at once", `networkPolicies: true`, "/networkPolicies"},
 	} {

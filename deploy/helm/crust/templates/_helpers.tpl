@@ -43,6 +43,33 @@ imagePullSecrets:
   verbs: [list, watch, create, update, patch]
 {{- end }}
 
+{{/* The network of all pods. */}}
+{{- define "crust.network" -}}
+{{- if .Values.hostNetwork }}
+hostNetwork: true
+dnsPolicy: ClusterFirstWithHostNet
+{{- end }}
+{{- end }}
+
+{{/* The environment of containers that talk to the API server, for those that have no other. */}}
+{{- define "crust.apiServerEnv" -}}
+{{- if .Values.apiServer.host }}
+env:
+  {{- include "crust.apiServer" . | trim | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{- define "crust.apiServer" -}}
+{{- with .Values.apiServer }}
+{{- if .host }}
+- name: KUBERNETES_SERVICE_HOST
+  value: {{ .host | quote }}
+- name: KUBERNETES_SERVICE_PORT
+  value: {{ .port | toString | quote }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{- define "crust.nodeSecret" -}}
 {{ .Values.controller.tls.nodeSecret | default (printf "%s-route-node" .Values.name) }}
 {{- end }}
