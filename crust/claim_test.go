@@ -122,9 +122,12 @@ func TestRegister(t *testing.T) {
 		_, err := shim.Connect(ctx, n.path("rt.sock"), config, n.config.Log)
 		wantKind(t, err, errdefs.ErrInvalidArgument, name)
 	}
+	_, err := shim.Connect(ctx, n.path("rt.sock"), fullSandbox("elsewhere", n.path("elsewhere.sock")), n.config.Log)
+	wantKind(t, err, errdefs.ErrFailedPrecondition, "beneath /run/crust")
 	n.publish("v1", "pod")
 	p := n.shimProcess("taken", n.target("pod"), "claim")
-	_, err := shim.Connect(ctx, n.path("rt.sock"), fullSandbox("taken", "/x.sock"), n.config.Log)
+	n.sandbox("other", nil)
+	_, err = shim.Connect(ctx, n.path("rt.sock"), fullSandbox("taken", n.path("other.sock")), n.config.Log)
 	wantKind(t, err, errdefs.ErrAlreadyExists, "alive")
 	p.kill()
 	p.killVMM()

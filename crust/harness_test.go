@@ -376,7 +376,12 @@ func runShim(args []string) error {
 	if err := vmm.Start(); err != nil {
 		return err
 	}
-	config := fullSandbox(id, "/nonexistent/"+id)
+	l, err := rpc.Listen(ctx, filepath.Join(filepath.Dir(endpoint), "process-"+id+".sock")) // nobody answers on it
+	if err != nil {
+		return err
+	}
+	defer l.Close()
+	config := fullSandbox(id, l.Addr().String())
 	config.VMMPID = vmm.Process.Pid
 	client, err := shim.Connect(ctx, endpoint, config, slog.New(slog.NewTextHandler(io.Discard, nil)))
 	if err != nil {

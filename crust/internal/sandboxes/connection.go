@@ -3,6 +3,7 @@ package sandboxes
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/containerd/errdefs"
 
@@ -32,15 +33,34 @@ func (c *connection) speaker() (deferrals.Claimant, error) {
 }
 
 // RegisterSandbox is that of the API.
-func (c *connection) RegisterSandbox(_ context.Context, req *runtimev1.RegisterSandboxRequest) (*runtimev1.RegisterSandboxResponse, error) {
+func (c *connection) RegisterSandbox(ctx context.Context, req *runtimev1.RegisterSandboxRequest) (*runtimev1.RegisterSandboxResponse, error) {
 	claimant, err := c.parseRegistration(req)
 	if err != nil {
+		return nil, err
+	}
+	if err := reach(ctx, claimant.Sandbox.Address); err != nil {
 		return nil, err
 	}
 	if err := c.server.admit(c, claimant); err != nil {
 		return nil, err
 	}
 	return &runtimev1.RegisterSandboxResponse{}, nil
+}
+
+// reachTime is how long a shim may take to take a connection when it registers.
+const reachTime = 5 * time.Second
+
+// reach finds out whether crustd can call a shim. Otherwise the first to notice would be whoever expands a volume that is mounted
+// already.
+func reach(ctx context.Context, address string) error {
+	ctx, cancel := context.WithTimeout(ctx, reachTime)
+	defer cancel()
+	client, err := rpc.DialTTRPC(ctx, address)
+	if err != nil {
+		return fmt.Errorf("crustd cannot reach the shim: %v; it has to be served before it is registered, in a directory that crustd sees, too (in a pod of the chart: beneath /run/crust): %w",
+			err, errdefs.ErrFailedPrecondition)
+	}
+	return client.Close()
 }
 
 func (c *connection) parseRegistration(req *runtimev1.RegisterSandboxRequest) (deferrals.Claimant, error) {

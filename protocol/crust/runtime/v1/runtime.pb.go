@@ -1129,7 +1129,8 @@ type RegisterSandboxRequest struct {
 	SandboxId string `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
 	// The name of the runtime, as a configuration of crustd would call it ("qemu"). Required.
 	Runtime string `protobuf:"bytes,2,opt,name=runtime,proto3" json:"runtime,omitempty"`
-	// The absolute path of the unix socket on which the shim serves Shim over ttrpc. Required.
+	// The absolute path of the unix socket on which the shim serves Shim over ttrpc, in a directory that crustd sees, too; it is tried.
+	// Required.
 	Address string `protobuf:"bytes,3,opt,name=address,proto3" json:"address,omitempty"`
 	// The process that holds the sandbox's devices open (the VMM), if it is not the shim itself; else 0.
 	VmmPid int64 `protobuf:"varint,4,opt,name=vmm_pid,json=vmmPid,proto3" json:"vmm_pid,omitempty"`
