@@ -29,6 +29,7 @@ func sound() map[string]string {
 		"/proc/sys/kernel/osrelease":         "6.12.0-amd64\n",
 		"/proc/sys/kernel/random/boot_id":    bootID + "\n",
 		"/proc/filesystems":                  "nodev\ttmpfs\nnodev\tbpf\n\text4\n",
+		"/proc/1/mountinfo":                  "21 1 8:1 / / rw - ext4 /dev/sda1 rw\n22 21 8:1 /k /var/lib/kubelet rw shared:1 - ext4 /dev/sda1 rw\n",
 		"/dev/kvm":                           "->/dev/null",
 		"/var/lib/kubelet/plugins_registry/": "",
 		"/var/lib/crust/":                    "",
@@ -189,6 +190,9 @@ func TestFindings(t *testing.T) {
 		"state in memory":                    {node: free(1<<40, 5, true), check: "state", severity: doctor.Error, what: "is in memory", cure: "on a disk"},
 		"no kubelet":                         {node: func(n *doctor.Node) { n.KubeletDir = "/srv/kubelet" }, check: "kubelet", severity: doctor.Error, what: "/srv/kubelet is not there", cure: "--kubelet-dir"},
 		"no plugins_registry":                {files: map[string]string{"/var/lib/kubelet/plugins_registry/": ""}, check: "kubelet", severity: doctor.Error, what: "plugins_registry is not there", cure: "running kubelet"},
+		"a private mount": {files: map[string]string{"/proc/1/mountinfo": "21 1 8:1 / / rw shared:1 - ext4 /dev/sda1 rw\n22 21 8:1 /v /var/lib rw - ext4 /dev/sda1 rw\n"},
+			check: "kubelet", severity: doctor.Warning, what: "/var/lib/kubelet is on the mount of /var/lib, which is not shared", cure: "make-rshared"},
+		"no list of mounts": {files: map[string]string{"/proc/1/mountinfo": "x\n"}, check: "kubelet", severity: doctor.Warning, what: "is not known", cure: "/proc/1/mountinfo"},
 		"a link to the kubelet": {files: map[string]string{"/k": "->/var/lib/kubelet"}, node: func(n *doctor.Node) { n.KubeletDir = "/k" },
 			check: "kubelet", severity: doctor.Warning, what: "/k is a symbolic link to /var/lib/kubelet", cure: "--root-dir=/var/lib/kubelet"},
 		"short paths": {check: "path-length", severity: doctor.OK, what: "may have 98 bytes"},
@@ -321,7 +325,7 @@ func TestSoundNode(t *testing.T) {
 
 // TestLinksStayBelowTheRoot: doctor in a pod looks at the node, not at its own image.
 func TestLinksStayBelowTheRoot(t *testing.T) {
-	r := row{files: map[string]string{"/var/lib/crust/": "", "/var/lib/crust": "->/proc", "/proc/1": "x"}, check: "state"}
+	r := row{files: map[string]string{"/var/lib/crust/": "", "/var/lib/crust": "->/proc", "/proc/2": "x"}, check: "state"}
 	for _, f := range r.examine(t).Findings {
 		if f.Check == "state" && f.Severity != doctor.OK {
 			t.Errorf("%+v", f)

@@ -1,11 +1,15 @@
 package doctor
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+
+	"github.com/moby/sys/mountinfo"
 )
 
 func checkKubelet(_ context.Context, n *Node) []Finding {
@@ -25,7 +29,32 @@ func checkKubelet(_ context.Context, n *Node) []Finding {
 	if info, err := n.stat(registry); err != nil || !info.IsDir() {
 		findings = append(findings, one(Error, registry+" is not there", "drivers register with the kubelet in it", "check that this is the directory of a running kubelet")...)
 	}
-	return unless(findings, fmt.Sprintf("%s and its plugins_registry are there", dir))
+	findings = append(findings, n.checkPropagation(dir)...)
+	return unless(findings, fmt.Sprintf("%s and its plugins_registry are there, and mounts beneath it are shared", dir))
+}
+
+// checkPropagation looks whether the mount that a directory is on is shared, in the mount namespace of the node's init.
+func (n *Node) checkPropagation(dir string) []Finding {
+	const why = "the kubelet mounts a directory over itself that is not shared when it starts, and hides the seals that crustd has renewed before; a pod cannot mount anything there for the node"
+	const cure = "mount --make-rshared / on the node, before the kubelet starts"
+	raw, err := n.read("/proc/1/mountinfo")
+	if err != nil {
+		return one(Warning, fmt.Sprintf("whether mounts beneath %s are shared is not known: %v", dir, err), why, "run doctor as root, with the node's /proc")
+	}
+	parents, err := mountinfo.GetMountsFromReader(bytes.NewReader(raw), mountinfo.ParentsFilter(n.resolved(dir)))
+	if err != nil || len(parents) == 0 {
+		return one(Warning, fmt.Sprintf("whether mounts beneath %s are shared is not known: no mount that it is on, %v", dir, err), why, "look at /proc/1/mountinfo")
+	}
+	nearest := parents[0]
+	for _, p := range parents {
+		if len(p.Mountpoint) >= len(nearest.Mountpoint) { // of those at the same place the last one is on top
+			nearest = p
+		}
+	}
+	if !slices.ContainsFunc(strings.Fields(nearest.Optional), func(f string) bool { return strings.HasPrefix(f, "shared:") }) {
+		return one(Warning, fmt.Sprintf("%s is on the mount of %s, which is not shared", dir, nearest.Mountpoint), why, cure)
+	}
+	return nil
 }
 
 // resolved is a path of the node without symbolic links.
