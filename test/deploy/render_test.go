@@ -305,7 +305,13 @@ func TestManifests(t *testing.T) {
 
 // TestNoPodNetwork: every pod is on its node's network, and all programs that talk to the API server are told where it is.
 func TestNoPodNetwork(t *testing.T) {
-	for owner, pod := range pods(render(t, valueSets["no pod network"])) {
+	objects := render(t, valueSets["no pod network"])
+	for _, d := range of[*appsv1.Deployment](objects) {
+		if r := d.Spec.Strategy.RollingUpdate; r == nil || r.MaxSurge.String() != "0" || r.MaxUnavailable.String() != "1" {
+			t.Errorf("%s: a new pod would wait for the ports of an old one: %+v", d.Name, r)
+		}
+	}
+	for owner, pod := range pods(objects) {
 		if !pod.Spec.HostNetwork {
 			t.Errorf("%s is on a pod network", owner)
 		}

@@ -41,6 +41,7 @@ var upstream = []struct {
 	{module: "snapshotter", packages: []string{
 		"github.com/kubernetes-csi/external-snapshotter/v8/cmd/csi-snapshotter", "github.com/kubernetes-csi/external-snapshotter/v8/cmd/snapshot-controller",
 	}},
+	{module: "helm", packages: []string{"helm.sh/helm/v3/cmd/helm"}},
 	{module: "snapshotmetadata", packages: []string{"github.com/kubernetes-csi/external-snapshot-metadata/cmd/csi-snapshot-metadata"}},
 }
 
@@ -73,8 +74,8 @@ func Build(ctx context.Context, root string, progress io.Writer, modules ...stri
 		return "", err
 	}
 	defer lock.Close()
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
-		return "", fmt.Errorf("lock %s: %w", lock.Name(), err)
+	if err := exclusively(ctx, lock, progress); err != nil {
+		return "", err
 	}
 	for _, u := range upstream {
 		if len(modules) > 0 && !slices.Contains(modules, u.module) {
@@ -106,6 +107,27 @@ func Build(ctx context.Context, root string, progress io.Writer, modules ...stri
 	}
 	ours := filepath.Join(cache, "ours") + "/"
 	return bin, errors.Join(os.MkdirAll(ours, 0o755), goTool(ctx, root, false, "build", "-trimpath", "-o", ours, "./cmd/..."))
+}
+
+// exclusively locks a file until it is closed, when nobody else has it locked.
+func exclusively(ctx context.Context, f *os.File, progress io.Writer) error {
+	for told := false; ; told = true {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return nil
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) {
+			return fmt.Errorf("lock %s: %w", f.Name(), err)
+		}
+		if !told {
+			fmt.Fprintf(progress, "cluster: waiting for another build, which has %s locked\n", f.Name())
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("another build has %s locked: %w", f.Name(), ctx.Err())
+		case <-time.After(time.Second):
+		}
+	}
 }
 
 // sourceKey changes when something has to be built again.

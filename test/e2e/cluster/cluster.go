@@ -33,6 +33,7 @@ type Cluster struct {
 
 	bin, ours, root string
 	runtimeSocket   string // where shims find crustd
+	sandboxes       string // where shims have their sandboxes; crustd talks to sockets in it
 	ports           map[string]int
 	processes       []*Process // in the order of their start
 	owned           []string   // directories elsewhere, removed at the end
@@ -44,7 +45,7 @@ func newCluster(root, bin, dir string) (_ *Cluster, err error) {
 	if c.Dir, err = os.MkdirTemp(dir, "crust-"); err != nil {
 		return nil, err
 	}
-	c.runtimeSocket = c.path("runtime.sock")
+	c.runtimeSocket, c.sandboxes = c.path("runtime.sock"), c.path("s")
 	for _, sub := range []string{"logs", "pki", "etcd", "pool", "cni", "kubelet/plugins/crust"} {
 		if err := os.MkdirAll(c.path(sub), 0o750); err != nil {
 			return nil, err

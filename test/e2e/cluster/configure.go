@@ -61,7 +61,7 @@ state = "@DIR@/cd"
 const shimConfig = `image: @DIR@/image
 accelCache: @DIR@/accel.json
 runtimeEndpoint: unix://@RUNTIME@
-sandboxes: @DIR@/s
+sandboxes: @SANDBOXES@
 rootBytes: 268435456
 `
 
@@ -106,7 +106,7 @@ func (c *Cluster) configure(context.Context) error {
 		a.issue("kubelet", "system:node:"+Node, "system:nodes"),
 		a.kubeconfig(c.Kubeconfig(), "admin", c.server()),
 		a.kubeconfig(c.path("kubelet.conf"), "kubelet", c.server()))
-	fill := strings.NewReplacer("@DIR@", c.Dir, "@RUNTIME@", c.runtimeSocket, "@KUBELET@", c.port("kubelet"))
+	fill := strings.NewReplacer("@DIR@", c.Dir, "@RUNTIME@", c.runtimeSocket, "@SANDBOXES@", c.sandboxes, "@KUBELET@", c.port("kubelet"))
 	for name, text := range map[string]string{
 		"kubelet.yaml": kubeletConfig, "containerd.toml": containerdConfig, "shim.yaml": shimConfig, "crustd.yaml": crustdConfig,
 		"cni/loopback.conflist": `{"cniVersion": "1.0.0", "name": "loopback", "plugins": [{"type": "loopback"}]}`,

@@ -68,7 +68,7 @@ func TestCrashes(t *testing.T) {
 		}
 	})
 	t.Run("the shim", func(t *testing.T) {
-		info, err := sandbox.Read(e.path("s"), pod.id)
+		info, err := sandbox.Read(e.sandboxes, pod.id)
 		must(t, err)
 		must(t, syscall.Kill(info.PID, syscall.SIGKILL))
 		eventually(t, "the machine dies with its shim", func(context.Context) error {

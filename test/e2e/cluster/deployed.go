@@ -2,18 +2,16 @@ package cluster
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 
-	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/yaml"
 )
 
 // images is the registry of the images that are made here; nothing is ever fetched from it.
@@ -34,9 +32,9 @@ func StartDeployed(ctx context.Context, root, bin, dir string, progress io.Write
 		stage{"the chart's pods", (*Cluster).deploy})
 }
 
-// configureDeployed is configure for pods that have their sockets where the chart says.
+// configureDeployed is configure for pods that have their sockets, and see those of sandboxes, where the chart says.
 func (c *Cluster) configureDeployed(ctx context.Context) error {
-	c.runtimeSocket = filepath.Join(runDirectory, "runtime.sock")
+	c.runtimeSocket, c.sandboxes = filepath.Join(runDirectory, "runtime.sock"), filepath.Join(runDirectory, "sandboxes")
 	return c.configure(ctx)
 }
 
@@ -71,68 +69,79 @@ func (c *Cluster) makeImages(ctx context.Context) error {
 	return os.RemoveAll(out)
 }
 
-// deploy installs the chart. Two things differ from an installation elsewhere: pods are on the host's network, because there
-// is no other here, and reach the API server by its port on loopback.
+// deploy installs the chart, with helm, as docs/install.md says.
 func (c *Cluster) deploy(ctx context.Context) error {
 	if _, err := os.Stat(runDirectory); err == nil {
 		return fmt.Errorf("%s is there already; something of CRuSt runs on this machine, or has left it: remove it first", runDirectory)
 	}
 	c.owned = append(c.owned, runDirectory)
+	port, err := strconv.Atoi(c.port("apiserver"))
+	if err != nil {
+		return err
+	}
+	ca, err := os.ReadFile(c.pki("ca.crt"))
+	if err != nil {
+		return err
+	}
+	c.ports["snapshot-metadata"] = 50051 // the container's, in the chart
 	// State and pool have a directory that the kubelet's is not in, as in the chart's defaults: the parent of the state is
 	// mounted into crustd's container, and everything that is mounted there at that moment with it.
 	v := maps.Clone(values)
 	maps.Copy(v, map[string]any{
+		"namespace":  map[string]any{"create": false},
 		"image":      map[string]any{"registry": images, "repository": "crust-node", "tag": "test"},
-		"kubeletDir": c.path("kubelet"), "pool": map[string]any{"dir": c.path("crust", "pool"), "imageSize": "4Gi"},
+		"kubeletDir": c.path("kubelet"), "pool": map[string]any{"dir": c.path("crust", "pool"), "imageSize": "8Gi"},
 		"crustd":     map[string]any{"stateDir": c.path("crust", "state")},
 		"sidecars":   map[string]any{"registry": images},
 		"controller": map[string]any{"replicas": 1},
 		"driver":     map[string]any{"images": map[string]any{"allowCIDRs": []any{"127.0.0.0/8"}}},
+		// There is no network here but the host's, and nothing that serves Services.
+		"snapshotMetadata": map[string]any{"enabled": true, "tls": map[string]any{"source": "secret", "secret": "metadata", "caCert": string(ca)}},
+		"hostNetwork":      true, "apiServer": map[string]any{"host": "127.0.0.1", "port": port},
 	})
-	objects, err := chart(v)
+	raw, err := yaml.Marshal(v)
 	if err != nil {
 		return err
 	}
-	for i := range objects {
-		if isWorkload(objects[i]) {
-			if err := c.onHostNetwork(&objects[i]); err != nil {
-				return err
-			}
-		}
+	if err := os.WriteFile(c.valuesFile(), raw, 0o600); err != nil {
+		return err
 	}
-	if err := errors.Join(c.installTypes(ctx), c.applyAll(ctx, objects)); err != nil {
+	if err := c.installTypes(ctx); err != nil {
 		return err
 	}
 	if _, err := c.start("snapshot-controller", nil, c.program("snapshot-controller"), "--kubeconfig", c.Kubeconfig(), "--enable-distributed-snapshotting"); err != nil {
 		return err
 	}
-	for _, workload := range []string{"daemonset/crust-node", "deployment/crust-controller"} {
-		if out, err := c.Kubectl(ctx, "--namespace", namespace, "rollout", "status", workload, "--timeout=4m").CombinedOutput(); err != nil {
-			pods, _ := c.Kubectl(ctx, "--namespace", namespace, "describe", "pods").CombinedOutput()
-			return fmt.Errorf("%s: %w: %s\n%s", workload, err, out, pods)
+	for _, args := range [][]string{
+		{"create", "namespace", namespace},
+		{"label", "namespace", namespace, "pod-security.kubernetes.io/enforce=privileged"},
+		{"--namespace", namespace, "create", "secret", "tls", "metadata", "--cert", c.pki("apiserver.crt"), "--key", c.pki("apiserver.key")},
+	} {
+		if out, err := c.Kubectl(ctx, args...).CombinedOutput(); err != nil {
+			return fmt.Errorf("kubectl %s: %w: %s", strings.Join(args, " "), err, out)
 		}
 	}
-	return nil
+	return c.install(ctx)
 }
 
-// onHostNetwork changes a workload's pods.
-func (c *Cluster) onHostNetwork(object *unstructured.Unstructured) error {
-	template, _, err := unstructured.NestedMap(object.Object, "spec", "template")
+func (c *Cluster) valuesFile() string { return c.path("values.yaml") }
+
+// Helm returns a command of helm as administrator, in the namespace of the release.
+func (c *Cluster) Helm(ctx context.Context, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, c.program("helm"), append(args, "--kubeconfig", c.Kubeconfig(), "--namespace", namespace)...)
+	cmd.Env = os.Environ()
+	for _, what := range []string{"CACHE", "CONFIG", "DATA"} {
+		cmd.Env = append(cmd.Env, "HELM_"+what+"_HOME="+c.path("helm"))
+	}
+	return cmd
+}
+
+// install installs the chart and waits until its pods are ready.
+func (c *Cluster) install(ctx context.Context) error {
+	out, err := c.Helm(ctx, "install", "crust", filepath.Join(c.root, "deploy/helm/crust"), "--values", c.valuesFile(), "--wait", "--timeout", "4m").CombinedOutput()
 	if err != nil {
-		return err
+		pods, _ := c.Kubectl(ctx, "--namespace", namespace, "describe", "pods").CombinedOutput()
+		return fmt.Errorf("helm install: %w: %s\n%s", err, out, pods)
 	}
-	var pod corev1.PodTemplateSpec
-	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(template, &pod); err != nil {
-		return err
-	}
-	pod.Spec.HostNetwork = true
-	for i := range pod.Spec.Containers {
-		container := &pod.Spec.Containers[i]
-		container.Env = append(container.Env, corev1.EnvVar{Name: "KUBERNETES_SERVICE_HOST", Value: "127.0.0.1"},
-			corev1.EnvVar{Name: "KUBERNETES_SERVICE_PORT", Value: c.port("apiserver")})
-	}
-	if template, err = runtime.DefaultUnstructuredConverter.ToUnstructured(&pod); err != nil {
-		return err
-	}
-	return unstructured.SetNestedMap(object.Object, template, "spec", "template")
+	return nil
 }

@@ -1,30 +1,64 @@
 package cluster
 
 import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
 	"testing"
+
+	"crust.dev/crust/test/sanity"
 )
 
-// TestDeployed plays scenarios on what users install: the chart's pods, with the images of this project.
+// TestDeployed plays scenarios on what users install: the chart, by helm, whose pods run the images of this project.
 func TestDeployed(t *testing.T) {
-	k := startKube(t, StartDeployed)
-	k.play(t, []scenario{{"first-pod", firstPod}, {"expansion", expansion}, {"taking-turns", takingTurns}, {"snapshots", snapshots}, {"rollout", rollout}})
+	startKube(t, StartDeployed).play(t, []scenario{
+		{"first-pod", firstPod}, {"expansion", expansion}, {"taking-turns", takingTurns}, {"snapshots", snapshots},
+		{"upgrade", upgrade}, {"removal", removal}, {"csi-sanity", csiSanity},
+	})
 }
 
-// rollout restarts the node's pods while a microVM has a volume, as an upgrade does.
-func rollout(s *space) {
+// helm runs a command of helm that must succeed.
+func (s *space) helm(args ...string) {
+	s.t.Helper()
+	if out, err := s.Helm(step(s.t), args...).CombinedOutput(); err != nil {
+		s.t.Fatalf("helm %s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+}
+
+// system runs a command of kubectl that must succeed, in the namespace of the release.
+func (s *space) system(args ...string) string {
+	s.t.Helper()
+	out, err := s.Kubectl(step(s.t), append([]string{"--namespace", namespace}, args...)...).CombinedOutput()
+	if err != nil {
+		s.t.Fatalf("kubectl %s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+	return string(out)
+}
+
+// upgrade replaces the node's pods under a running microVM by an upgrade, and by taking that back.
+func upgrade(s *space) {
 	s.claim("data", "256Mi")
 	s.pod("app", microVM, "data")
 	s.running("app")
-	s.sh("app", "echo kept > /data/f")
-	out, err := s.Kubectl(step(s.t), "--namespace", namespace, "rollout", "restart", "daemonset/crust-node").CombinedOutput()
-	if err != nil {
-		s.t.Fatalf("%v: %s", err, out)
+	certificates := s.system("get", "secrets", "--selector", "app.kubernetes.io/name=crust", "-o", "jsonpath={.items[*].data}")
+	want := ""
+	for _, args := range [][]string{
+		{"upgrade", "crust", s.root + "/deploy/helm/crust", "--reset-then-reuse-values", "--set", "log.level=debug"},
+		{"rollback", "crust"},
+	} {
+		before := s.system("get", "pods", "--selector", "app.kubernetes.io/component=node", "-o", "name")
+		s.helm(append(args, "--wait", "--timeout", "4m")...)
+		s.system("rollout", "status", "daemonset/crust-node", "--timeout=4m")
+		if after := s.system("get", "pods", "--selector", "app.kubernetes.io/component=node", "-o", "name"); after == before {
+			s.t.Errorf("helm %s has replaced nothing: %s", args[0], after)
+		}
+		line := fmt.Sprintf("written after helm %s\n", args[0])
+		want += line
+		s.sh("app", fmt.Sprintf("printf '%s' >> /data/f; sync", strings.ReplaceAll(line, "\n", "\\n")))
 	}
-	if out, err = s.Kubectl(step(s.t), "--namespace", namespace, "rollout", "status", "daemonset/crust-node", "--timeout=4m").CombinedOutput(); err != nil {
-		s.t.Fatalf("%v: %s", err, out)
-	}
-	if got := s.sh("app", "cat /data/f; echo more >> /data/f; sync"); got != "kept" {
-		s.t.Errorf("%q", got)
+	if certificates == "" || certificates != s.system("get", "secrets", "--selector", "app.kubernetes.io/name=crust", "-o", "jsonpath={.items[*].data}") {
+		s.t.Error("the certificates are not what they were")
 	}
 	if n := s.running("app").Status.ContainerStatuses[0].RestartCount; n != 0 {
 		s.t.Errorf("the pod was restarted %d times", n)
@@ -32,7 +66,45 @@ func rollout(s *space) {
 	s.gone("app")
 	s.pod("next", onHost, "data")
 	s.running("next")
-	if got := s.sh("next", "cat /data/f"); got != "kept\nmore" {
+	if got := s.sh("next", "cat /data/f"); got != strings.TrimSpace(want) {
 		s.t.Errorf("%q", got)
 	}
+}
+
+// removal: helm uninstall is refused while a pod has a volume, and what is installed anew finds the data.
+func removal(s *space) {
+	s.claim("data", "256Mi")
+	s.pod("app", microVM, "data")
+	s.running("app")
+	s.sh("app", "echo kept > /data/f; sync")
+	out, err := s.Helm(step(s.t), "uninstall", "crust", "--timeout", "3m").CombinedOutput()
+	if err == nil || !strings.Contains(string(out), s.name+"/app") {
+		s.t.Fatalf("helm uninstall with a volume in use: %v\n%s", err, out)
+	}
+	s.system("rollout", "status", "daemonset/crust-node", "--timeout=1m")
+	s.system("get", "csidriver", Driver)
+	if got := s.sh("app", "cat /data/f"); got != "kept" {
+		s.t.Errorf("%q", got)
+	}
+	s.gone("app")
+	s.helm("uninstall", "crust", "--wait", "--timeout", "4m")
+	eventually(s.t, "nothing of the chart is left", func(context.Context) error {
+		kinds := "pods,daemonsets,deployments,replicasets,services,configmaps,secrets,serviceaccounts,roles,rolebindings,poddisruptionbudgets,jobs," +
+			"csidrivers,storageclasses,runtimeclasses,clusterroles,clusterrolebindings,volumesnapshotclasses,snapshotmetadataservices"
+		if left := s.system("get", kinds, "--selector", "app.kubernetes.io/part-of=crust", "-o", "name"); left != "" {
+			return errors.New(left)
+		}
+		return nil
+	})
+	must(s.t, s.install(step(s.t)))
+	s.pod("again", microVM, "data")
+	s.running("again")
+	if got := s.sh("again", "cat /data/f"); got != "kept" {
+		s.t.Errorf("%q", got)
+	}
+}
+
+// csiSanity asks the installed driver by itself, and through the daemon, where the kubelet asks.
+func csiSanity(s *space) {
+	sanity.Run(s.t, s.path("kubelet"), runDirectory+"/csi.sock", s.path("kubelet/plugins", Driver, "csi.sock"))
 }

@@ -32,7 +32,7 @@ type kube struct {
 
 // startKube starts a cluster in one of two ways: Start or StartDeployed. When a test has failed, the logs of all its programs are
 // copied to the directory CRUST_KEEP_LOGS, if that is set.
-func startKube(t *testing.T, up func(ctx context.Context, root, bin, dir string, progress io.Writer) (*Cluster, error)) *kube {
+func startKube(t testing.TB, up func(ctx context.Context, root, bin, dir string, progress io.Writer) (*Cluster, error)) *kube {
 	t.Helper()
 	need(t)
 	vm.Accel(t) // found out before pods wait for it
@@ -99,12 +99,12 @@ func (k *kube) kubeletSays(ctx context.Context, path string) ([]byte, error) {
 // space is the namespace of one scenario.
 type space struct {
 	*kube
-	t    *testing.T
+	t    testing.TB
 	name string
 }
 
 // in makes the namespace of a scenario. At its end everything in it is deleted, and so are its volumes.
-func (k *kube) in(t *testing.T, name string) *space {
+func (k *kube) in(t testing.TB, name string) *space {
 	t.Helper()
 	s := &space{k, t, name}
 	_, err := k.api.CoreV1().Namespaces().Create(step(t), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})

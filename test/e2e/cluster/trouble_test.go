@@ -82,11 +82,11 @@ func aKilledMachine(s *space) {
 // machines are the microVMs of the node that run.
 func (s *space) machines() []sandbox.Info {
 	s.t.Helper()
-	entries, err := os.ReadDir(s.path("s"))
+	entries, err := os.ReadDir(s.sandboxes)
 	must(s.t, err)
 	var list []sandbox.Info
 	for _, e := range entries {
-		if info, err := sandbox.Read(s.path("s"), e.Name()); err == nil && info.Alive {
+		if info, err := sandbox.Read(s.sandboxes, e.Name()); err == nil && info.Alive {
 			list = append(list, info)
 		}
 	}
