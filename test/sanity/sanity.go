@@ -31,8 +31,8 @@ var maySkip = []string{
 const specs = 103
 
 // Run runs the suite for each of the sockets, for mounts and for block devices, one after the other: its own parts share
-// directories, which are made below dir. It can be called once in a process, because of ginkgo.
-func Run(t testing.TB, dir string, sockets ...string) {
+// directories, which are made below dir. Volumes are made with parameters. It can be called once in a process, because of ginkgo.
+func Run(t testing.TB, dir string, parameters map[string]string, sockets ...string) {
 	t.Helper()
 	gomega.RegisterFailHandler(ginkgo.Fail)
 	ways := 0
@@ -46,6 +46,7 @@ func Run(t testing.TB, dir string, sockets ...string) {
 			config.TargetPath, config.StagingPath = filepath.Join(dir, "target"), filepath.Join(dir, "stage")
 			config.TestVolumeSize, config.TestVolumeExpandSize = 512<<20, 640<<20
 			config.TestVolumeAccessType = access
+			config.TestVolumeParameters = parameters
 			config.TestVolumeMutableParameters = map[string]string{csiplugin.ParameterDiscard: "online"}
 			config.TestSnapshotParameters = map[string]string{csiplugin.ParameterConsistency: "filesystem"}
 			config.TestInvalidListVolumesStartingToken = "none"

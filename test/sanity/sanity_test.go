@@ -15,7 +15,7 @@ import (
 func TestCSISanity(t *testing.T) {
 	priv.Root(t)
 	n := start(t)
-	Run(t, n.Dir, n.Path("csi.sock"), n.Path("crustd.sock"))
+	Run(t, n.Dir, nil, n.Path("csi.sock"), n.Path("crustd.sock"))
 }
 
 // start builds the commands and starts the driver and the daemon.
