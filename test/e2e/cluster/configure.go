@@ -11,7 +11,7 @@ import (
 )
 
 // kubeletConfig is for a machine where Kubernetes is a guest: no control groups of its own, no eviction, whatever cgroups
-// there are.
+// there are. A kubelet looks at its pods once in a minute otherwise, and at their volumes too: that is what an expansion waits for.
 const kubeletConfig = `apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 address: 127.0.0.1
@@ -29,6 +29,7 @@ oomScoreAdj: 0
 evictionHard: {memory.available: "0%", nodefs.available: "0%", nodefs.inodesFree: "0%", imagefs.available: "0%", imagefs.inodesFree: "0%"}
 imageGCHighThresholdPercent: 100
 volumeStatsAggPeriod: 10s
+syncFrequency: 10s
 runtimeRequestTimeout: 10m
 `
 

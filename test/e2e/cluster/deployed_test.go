@@ -15,6 +15,7 @@ import (
 func TestDeployed(t *testing.T) {
 	startKube(t, StartDeployed).play(t, []scenario{
 		{"first-pod", firstPod}, {"expansion", expansion}, {"taking-turns", takingTurns}, {"snapshots", snapshots},
+		{"group", group}, {"backing-images", backingImages}, {"changed-blocks", changedBlocks},
 		{"upgrade", upgrade}, {"removal", removal}, {"csi-sanity", csiSanity},
 	})
 }
