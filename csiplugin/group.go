@@ -63,6 +63,9 @@ func parseGroup(req *csi.CreateVolumeGroupSnapshotRequest) (r groupRequest, err 
 		}
 		r.volumes = append(r.volumes, id)
 	}
+	if _, err := handle.OnePool(r.volumes); err != nil {
+		return r, err
+	}
 	if _, keep := req.GetParameters()[ParameterKeepBases]; keep {
 		return r, invalid("parameter %s is for snapshots that are deleted one by one, not for groups", ParameterKeepBases)
 	}

@@ -247,7 +247,8 @@ func TestAGroupSnapshotThatCannotBeHad(t *testing.T) {
 		"one twice":             {"n", []string{a.id, a.id}, codes.InvalidArgument, "twice"},
 		"one that never was":    {"n", []string{a.id, none}, codes.NotFound, none},
 		"other volumes":         {"g", []string{a.id}, codes.AlreadyExists, b.id},
-		"another pool's volume": {"n", []string{a.id, handle.NewVolume("ffffffffffff").String()}, codes.NotFound, "ffffffffffff"},
+		"another pool's volume": {"n", []string{handle.NewVolume("ffffffffffff").String()}, codes.NotFound, "ffffffffffff"},
+		"volumes of two pools":  {"n", []string{a.id, handle.NewVolume("ffffffffffff").String()}, codes.FailedPrecondition, "ffffffffffff"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := h.groupSnapshot(c.name, c.volumes...)

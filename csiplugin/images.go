@@ -7,7 +7,6 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -92,18 +91,10 @@ func parseSnapshotType(parameters map[string]string) (rest map[string]string, fo
 // parseImage reads the id of a snapshot that a volume is to be made from, if it is the handle of an image.
 func parseImage(id string) (*backing.Handle, error) {
 	if !backing.IsHandle(id) {
-		return nil, foreignScheme(id)
+		return nil, backing.ForeignScheme(id)
 	}
 	h, err := backing.ParseHandle(id)
 	return &h, err
-}
-
-// foreignScheme is ErrInvalidArgument for an id that is a handle of some other driver: it begins with a scheme.
-func foreignScheme(id string) error {
-	if scheme, _, found := strings.Cut(id, "://"); found {
-		return invalid("snapshot_id begins with %.16q; this driver has ids without, and %s", scheme+"://", backing.Scheme)
-	}
-	return nil
 }
 
 // from finds what a volume is to be made from and holds it.

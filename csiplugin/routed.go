@@ -8,11 +8,9 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"github.com/containerd/errdefs"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/keepalive"
 
-	"crust.dev/crust/csiplugin/handle"
 	"crust.dev/crust/csiplugin/internal/routing"
 	"crust.dev/crust/protocol/rpc"
 )
@@ -65,8 +63,10 @@ func (p *Plugin) listenRouted(ctx context.Context, s *store) (serve func(context
 		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionAge: connectionAge}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: routing.KeepaliveTime / 2}))
 	server := rpc.NewServer(ctx, p.cfg.Log, opts...)
-	r := &routed{controller: &controller{store: s}, metadata: &snapshotMetadata{store: s, block: p.cfg.MetadataBlock}}
+	c := &controller{store: s}
+	r := &routed{controller: c, groups: &groupController{controller: c}, metadata: &snapshotMetadata{store: s, block: p.cfg.MetadataBlock}}
 	csi.RegisterControllerServer(server, r)
+	csi.RegisterGroupControllerServer(server, r)
 	csi.RegisterSnapshotMetadataServer(server, r)
 	p.cfg.Log.InfoContext(ctx, "serving the router", "pool", string(s.pool), "address", l.Addr().String())
 	return func(ctx context.Context) error {
@@ -78,47 +78,64 @@ func (p *Plugin) listenRouted(ctx context.Context, s *store) (serve func(context
 }
 
 // routed is what the router passes on to a node: the calls of sidecars of which there is one for all nodes. All others are
-// refused here, whoever asks.
+// refused here, whoever asks. Calls that mean another pool do not come as far (routing.Marks).
 type routed struct {
 	csi.UnimplementedControllerServer
+	csi.UnimplementedGroupControllerServer
 	csi.UnimplementedSnapshotMetadataServer
 	controller *controller
+	groups     *groupController
 	metadata   *snapshotMetadata
 }
 
-// here makes an error about another pool's object one after which the router's caller asks again: the router took this node for
-// that pool's, and "not found" would be read as "gone", or as a volume that never grows.
-func here[R any](resp R, err error) (R, error) { return resp, astray(err) }
-
-func astray(err error) error {
-	var foreign *handle.ForeignError
-	if !errors.As(err, &foreign) {
-		return err
-	}
-	return fmt.Errorf("the router takes this node for the one of pool %s, and it has pool %s; the label of its Node object is out of date, correct or remove it: %w",
-		foreign.Handle.Pool(), foreign.Asked, errdefs.ErrUnavailable)
-}
-
 func (r *routed) ControllerExpandVolume(ctx context.Context, req *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse, error) {
-	return here(r.controller.ControllerExpandVolume(ctx, req))
+	return r.controller.ControllerExpandVolume(ctx, req)
 }
 
 func (r *routed) ControllerModifyVolume(ctx context.Context, req *csi.ControllerModifyVolumeRequest) (*csi.ControllerModifyVolumeResponse, error) {
-	return here(r.controller.ControllerModifyVolume(ctx, req))
+	return r.controller.ControllerModifyVolume(ctx, req)
 }
 
 func (r *routed) ControllerGetVolume(ctx context.Context, req *csi.ControllerGetVolumeRequest) (*csi.ControllerGetVolumeResponse, error) {
-	return here(r.controller.ControllerGetVolume(ctx, req))
+	return r.controller.ControllerGetVolume(ctx, req)
 }
 
 func (r *routed) ControllerGetVolumeHealth(ctx context.Context, req *csi.ControllerGetVolumeHealthRequest) (*csi.ControllerGetVolumeHealthResponse, error) {
-	return here(r.controller.ControllerGetVolumeHealth(ctx, req))
+	return r.controller.ControllerGetVolumeHealth(ctx, req)
+}
+
+func (r *routed) CreateSnapshot(ctx context.Context, req *csi.CreateSnapshotRequest) (*csi.CreateSnapshotResponse, error) {
+	return r.controller.CreateSnapshot(ctx, req)
+}
+
+func (r *routed) DeleteSnapshot(ctx context.Context, req *csi.DeleteSnapshotRequest) (*csi.DeleteSnapshotResponse, error) {
+	return r.controller.DeleteSnapshot(ctx, req)
+}
+
+func (r *routed) GetSnapshot(ctx context.Context, req *csi.GetSnapshotRequest) (*csi.GetSnapshotResponse, error) {
+	return r.controller.GetSnapshot(ctx, req)
+}
+
+func (r *routed) ListSnapshots(ctx context.Context, req *csi.ListSnapshotsRequest) (*csi.ListSnapshotsResponse, error) {
+	return r.controller.ListSnapshots(ctx, req)
+}
+
+func (r *routed) CreateVolumeGroupSnapshot(ctx context.Context, req *csi.CreateVolumeGroupSnapshotRequest) (*csi.CreateVolumeGroupSnapshotResponse, error) {
+	return r.groups.CreateVolumeGroupSnapshot(ctx, req)
+}
+
+func (r *routed) DeleteVolumeGroupSnapshot(ctx context.Context, req *csi.DeleteVolumeGroupSnapshotRequest) (*csi.DeleteVolumeGroupSnapshotResponse, error) {
+	return r.groups.DeleteVolumeGroupSnapshot(ctx, req)
+}
+
+func (r *routed) GetVolumeGroupSnapshot(ctx context.Context, req *csi.GetVolumeGroupSnapshotRequest) (*csi.GetVolumeGroupSnapshotResponse, error) {
+	return r.groups.GetVolumeGroupSnapshot(ctx, req)
 }
 
 func (r *routed) GetMetadataAllocated(req *csi.GetMetadataAllocatedRequest, stream csi.SnapshotMetadata_GetMetadataAllocatedServer) error {
-	return astray(r.metadata.GetMetadataAllocated(req, stream))
+	return r.metadata.GetMetadataAllocated(req, stream)
 }
 
 func (r *routed) GetMetadataDelta(req *csi.GetMetadataDeltaRequest, stream csi.SnapshotMetadata_GetMetadataDeltaServer) error {
-	return astray(r.metadata.GetMetadataDelta(req, stream))
+	return r.metadata.GetMetadataDelta(req, stream)
 }

@@ -256,7 +256,7 @@ func (c *controller) deleteSnapshot(ctx context.Context, text string) error {
 	if backing.IsHandle(text) {
 		return c.deleteImage(ctx, text)
 	}
-	if err := foreignScheme(text); err != nil {
+	if err := backing.ForeignScheme(text); err != nil {
 		return err
 	}
 	id, err := handle.ParseSnapshot(text)

@@ -91,6 +91,15 @@ type Handle struct {
 // IsHandle reports whether an id is meant as the handle of a backing image.
 func IsHandle(id string) bool { return strings.HasPrefix(id, Scheme) }
 
+// ForeignScheme is ErrInvalidArgument for the id of a snapshot that is a handle of some other driver: it begins with a scheme, and
+// not with ours.
+func ForeignScheme(id string) error {
+	if scheme, _, found := strings.Cut(id, "://"); found && !IsHandle(id) {
+		return fmt.Errorf("snapshot_id begins with %.16q; this driver has ids without, and %s: %w", scheme+"://", Scheme, errdefs.ErrInvalidArgument)
+	}
+	return nil
+}
+
 // ParseHandle reads a handle. It is strict: whatever is not understood would otherwise be lost in silence. Errors are
 // ErrInvalidArgument; they name the key and never show a URL.
 func ParseHandle(s string) (Handle, error) {

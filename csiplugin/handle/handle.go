@@ -4,6 +4,7 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/containerd/errdefs"
@@ -116,6 +117,29 @@ func (v *Volume) UnmarshalText(text []byte) (err error) {
 	*v, err = ParseVolume(string(text))
 	return err
 }
+
+// OnePool returns the pool that all volumes of a group are in. ErrFailedPrecondition, with volumes and pools, if they are in several:
+// no pool can cut another one's volumes, let alone at the same moment (CSI, CreateVolumeGroupSnapshot Errors: cannot snapshot multiple
+// volumes together). There has to be at least one volume.
+func OnePool(volumes []Volume) (Pool, error) {
+	places := []string{fmt.Sprintf("volume %s is in pool %s", volumes[0], volumes[0].pool)}
+	seen := []Pool{volumes[0].pool}
+	for _, v := range volumes {
+		if !slices.Contains(seen, v.pool) {
+			seen, places = append(seen, v.pool), append(places, fmt.Sprintf("%s in pool %s", v, v.pool))
+		}
+	}
+	if len(seen) == 1 {
+		return seen[0], nil
+	}
+	if len(places) > maxPlaces {
+		places = append(places[:maxPlaces], "and so on")
+	}
+	return "", fmt.Errorf("only volumes of one pool can be cut at one moment, and %s; make a group snapshot for each pool: %w", strings.Join(places, ", "), errdefs.ErrFailedPrecondition)
+}
+
+// maxPlaces is how many pools a message names.
+const maxPlaces = 16
 
 // Snapshot is the handle of a snapshot, whether or not it is one of a group.
 type Snapshot struct{ Handle }

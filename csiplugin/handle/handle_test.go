@@ -82,6 +82,32 @@ func TestAnotherPoolsVolumeIsNamedAsSuch(t *testing.T) {
 	}
 }
 
+func TestAGroupIsInOnePool(t *testing.T) {
+	const pool, another = "0123456789ab", "ffffffffffff"
+	a, b, c := handle.NewVolume(pool), handle.NewVolume(pool), handle.NewVolume(another)
+	for _, one := range [][]handle.Volume{{a}, {a, b}} {
+		if got, err := handle.OnePool(one); err != nil || got != pool {
+			t.Errorf("OnePool(%v) = %v, %v", one, got, err)
+		}
+	}
+	_, err := handle.OnePool([]handle.Volume{a, b, c})
+	if !errors.Is(err, errdefs.ErrFailedPrecondition) {
+		t.Fatalf("got %v", err)
+	}
+	for _, want := range []string{a.String(), c.String(), "pool " + pool, "pool " + another} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("%q does not name %s", err, want)
+		}
+	}
+	var many []handle.Volume
+	for range 256 {
+		many = append(many, handle.NewVolume(handle.NewPool()))
+	}
+	if _, err := handle.OnePool(many); err == nil || len(err.Error()) > 2048 {
+		t.Errorf("the message of 256 pools: %v", err)
+	}
+}
+
 func FuzzParseVolume(f *testing.F) {
 	f.Add(handle.NewVolume(handle.NewPool()).String())
 	f.Add("")

@@ -22,34 +22,44 @@ import (
 type member struct {
 	*process
 	name, address, pool, dir, certs string
-	control                         csi.ControllerClient
-	metadata                        csi.SnapshotMetadataClient
+	clients
+}
+
+// clients are those of one end: a node's, or the router's.
+type clients struct {
+	control  csi.ControllerClient
+	groups   csi.GroupControllerClient
+	metadata csi.SnapshotMetadataClient
+}
+
+func clientsOf(p *process) clients {
+	return clients{csi.NewControllerClient(p.conn), csi.NewGroupControllerClient(p.conn), csi.NewSnapshotMetadataClient(p.conn)}
 }
 
 // cluster is two nodes with a pool each, and a router.
 type cluster struct {
-	t        *testing.T
-	ca       *authority
-	api      *apiServer
-	members  []*member
-	port     int
-	router   *process
-	certs    string
-	control  csi.ControllerClient
-	metadata csi.SnapshotMetadataClient
+	t       *testing.T
+	bin     string
+	ca      *authority
+	api     *apiServer
+	members []*member
+	port    int
+	router  *process
+	certs   string
+	clients
 }
 
 func newCluster(t *testing.T) *cluster {
 	t.Helper()
 	priv.Root(t)
-	c := &cluster{t: t, ca: newAuthority(t), api: newAPIServer(t), port: freePort(t)}
-	bin := crustCSI(t)
+	c := &cluster{t: t, bin: crustCSI(t), ca: newAuthority(t), api: newAPIServer(t), port: freePort(t)}
 	for i := range 2 {
 		m := &member{name: fmt.Sprintf("node-%d", i+1), address: fmt.Sprintf("127.0.0.%d", i+1), certs: c.ca.issue(t.TempDir(), "node.csi.crust.dev")}
 		m.dir = filepath.Join(scratch.Filesystem(t, "xfs", 1<<30), "pool")
-		m.process = start(t, bin, append(fileFlags(m.certs), "--node-id", m.name, "--pool", m.dir, "--snapshot-metadata-block-size", "4Ki",
+		m.process = start(t, c.bin, append(fileFlags(m.certs), "--node-id", m.name, "--pool", m.dir, "--snapshot-metadata-block-size", "4Ki",
+			"--image-allow-cidr", "127.0.0.0/8",
 			"--route-listen", net.JoinHostPort(m.address, fmt.Sprint(c.port)))...)
-		m.control, m.metadata = csi.NewControllerClient(m.conn), csi.NewSnapshotMetadataClient(m.conn)
+		m.clients = clientsOf(m.process)
 		info, err := csi.NewNodeClient(m.conn).NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{})
 		must(t, err)
 		m.pool = info.GetAccessibleTopology().GetSegments()[label]
@@ -57,8 +67,8 @@ func newCluster(t *testing.T) *cluster {
 		c.members = append(c.members, m)
 	}
 	c.certs = c.ca.issue(t.TempDir(), "router.csi.crust.dev")
-	c.router = start(t, bin, append(fileFlags(c.certs), "--mode=router", "--route-port", fmt.Sprint(c.port), "--kubeconfig", c.api.kubeconfig(t))...)
-	c.control, c.metadata = csi.NewControllerClient(c.router.conn), csi.NewSnapshotMetadataClient(c.router.conn)
+	c.router = start(t, c.bin, append(fileFlags(c.certs), "--mode=router", "--route-port", fmt.Sprint(c.port), "--kubeconfig", c.api.kubeconfig(t))...)
+	c.clients = clientsOf(c.router)
 	return c
 }
 

@@ -26,6 +26,7 @@ import (
 	"google.golang.org/grpc"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 
 	"crust.dev/crust/csiplugin/internal/scratch"
 	"crust.dev/crust/protocol/rpc"
@@ -106,11 +107,16 @@ func newAPIServer(t *testing.T) *apiServer {
 			http.Error(w, "not for a router", http.StatusForbidden)
 			return
 		}
+		wanted, err := labels.Parse(r.URL.Query().Get("labelSelector"))
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
 		list := corev1.NodeList{TypeMeta: metav1.TypeMeta{Kind: "NodeList", APIVersion: "v1"}}
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		for _, node := range s.nodes {
-			if r.URL.Query().Get("labelSelector") == label+"="+node.Labels[label] {
+			if wanted.Matches(labels.Set(node.Labels)) {
 				list.Items = append(list.Items, node)
 			}
 		}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"path"
-	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/containerd/errdefs"
@@ -15,6 +14,7 @@ import (
 type identity struct {
 	csi.UnimplementedIdentityServer
 	name, version string
+	router        *Router
 }
 
 func (i *identity) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
@@ -28,7 +28,9 @@ func (i *identity) GetPluginCapabilities(context.Context, *csi.GetPluginCapabili
 	}
 	return &csi.GetPluginCapabilitiesResponse{Capabilities: []*csi.PluginCapability{
 		service(csi.PluginCapability_Service_CONTROLLER_SERVICE),
+		service(csi.PluginCapability_Service_GROUP_CONTROLLER_SERVICE),
 		service(csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS),
+		service(csi.PluginCapability_Service_SNAPSHOT_ACCESSIBILITY_CONSTRAINTS),
 		service(csi.PluginCapability_Service_SNAPSHOT_METADATA_SERVICE),
 		{Type: &csi.PluginCapability_VolumeExpansion_{VolumeExpansion: &csi.PluginCapability_VolumeExpansion{
 			Type: csi.PluginCapability_VolumeExpansion_ONLINE,
@@ -36,22 +38,24 @@ func (i *identity) GetPluginCapabilities(context.Context, *csi.GetPluginCapabili
 	}}, nil
 }
 
-// Probe is ready as soon as it can be asked. Whether a node answers is that node's matter.
+// Probe is ready as soon as it can be asked. Whether a node answers is that node's matter. It waits for the lock that every call
+// takes: if that is never given back, no call comes through, and neither does this one.
 func (i *identity) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, error) {
+	i.router.mu.Lock()
+	defer i.router.mu.Unlock()
 	return &csi.ProbeResponse{Ready: wrapperspb.Bool(true)}, nil
 }
 
 // elsewhere are the methods of the Controller service that are not passed on, and who calls them where.
 var elsewhere = map[string]string{
 	"CreateVolume": provisioner, "DeleteVolume": provisioner, "GetCapacity": provisioner, "ValidateVolumeCapabilities": provisioner,
-	"ListVolumes": provisioner, "ControllerListVolumeHealth": provisioner,
-	"CreateSnapshot": snapshotter, "DeleteSnapshot": snapshotter, "ListSnapshots": snapshotter, "GetSnapshot": snapshotter,
+	"ListVolumes": ofItsPool, "ControllerListVolumeHealth": ofItsPool + ", for an external-health-monitor beside it",
 	"ControllerPublishVolume": nobody, "ControllerUnpublishVolume": nobody,
 }
 
 const (
 	provisioner = "the crust-csi of each node serves it for the csi-provisioner beside it (--node-deployment)"
-	snapshotter = "the crust-csi of each node serves it for the csi-snapshotter beside it (--node-deployment)"
+	ofItsPool   = "it is about all pools, and the crust-csi of each node serves it for its own"
 	kubelets    = "the crust-csi of each node serves it for the kubelet and for crustctl there"
 	nobody      = "nothing is attached, so nobody serves it"
 )
@@ -67,9 +71,6 @@ func refuse(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.
 // refuseStream is refuse for services that the router does not have.
 func refuseStream(_ any, stream grpc.ServerStream) error {
 	method, _ := grpc.MethodFromServerStream(stream)
-	if strings.HasPrefix(method, "/csi.v1.GroupController/") {
-		return notHere(method, snapshotter)
-	}
 	return notHere(method, kubelets)
 }
 

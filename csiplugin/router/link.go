@@ -47,6 +47,11 @@ func (r *Router) link(ctx context.Context, pool handle.Pool) (*link, error) {
 	if err != nil {
 		return nil, err
 	}
+	return r.dial(pool, at)
+}
+
+// dial returns the connection to a node, which is where a pool is now.
+func (r *Router) dial(pool handle.Pool, at place) (*link, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	old := r.links[pool]
@@ -55,11 +60,11 @@ func (r *Router) link(ctx context.Context, pool handle.Pool) (*link, error) {
 	}
 	retry := backoff.DefaultConfig
 	retry.BaseDelay, retry.MaxDelay = connectPause/10, connectPause
-	conn, err := grpc.NewClient("passthrough:///"+at.address,
+	conn, err := grpc.NewClient("passthrough:///"+at.address, append(routing.Means(string(pool)),
 		grpc.WithTransportCredentials(r.cfg.Files.Credentials(routing.NodeName(r.cfg.DriverName), r.cfg.Log)), grpc.WithNoProxy(),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(rpc.MaxMessage), grpc.MaxCallSendMsgSize(rpc.MaxMessage)),
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: retry, MinConnectTimeout: connectTime}),
-		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: routing.KeepaliveTime, Timeout: keepaliveTimeout}))
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: routing.KeepaliveTime, Timeout: keepaliveTimeout}))...)
 	if err != nil {
 		return nil, fmt.Errorf("connect to node %s at %s: %w", at.node, at.address, err)
 	}

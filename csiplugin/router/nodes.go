@@ -20,7 +20,7 @@ import (
 )
 
 // nodes finds pools by the labels of Node objects, which the kubelet makes of what crust-csi answers to NodeGetInfo. It lists them
-// anew for each call, from the API server's memory: expansions are rare, and nothing can be out of date here.
+// anew for each call, from the memory of the API server where it can: calls are rare, and nothing can be out of date here.
 type nodes struct {
 	api kubernetes.Interface
 	// label is the key that has the pool's id as its value.
@@ -49,23 +49,61 @@ func connect(cfg Config) (*nodes, error) {
 }
 
 func (n *nodes) find(ctx context.Context, pool handle.Pool) (place, error) {
-	list, err := n.api.CoreV1().Nodes().List(ctx, metav1.ListOptions{LabelSelector: n.label + "=" + string(pool), ResourceVersion: "0"})
+	found, err := n.list(ctx, metav1.ListOptions{LabelSelector: n.label + "=" + string(pool), ResourceVersion: "0"})
+	if err != nil {
+		return place{}, fmt.Errorf("look for the node with pool %s: %w", pool, err)
+	}
+	if len(found) == 0 {
+		return place{}, fmt.Errorf("no node is known to have pool %s: none has the label %s=%s, which the kubelet sets when crust-csi registers there; bring the node with the pool's disk back: %w",
+			pool, n.label, pool, errdefs.ErrUnavailable)
+	}
+	return n.choose(found, pool)
+}
+
+// all lists the nodes as they are now, not as the API server remembers them: who is left out is never told.
+func (n *nodes) all(ctx context.Context) (map[handle.Pool]place, error) {
+	found, err := n.list(ctx, metav1.ListOptions{LabelSelector: n.label})
+	if err != nil {
+		return nil, fmt.Errorf("look for the nodes with pools: %w", err)
+	}
+	if len(found) == 0 {
+		return nil, fmt.Errorf("no node is known to have a pool: none has the label %s, which the kubelet sets when crust-csi registers there; bring a node with a pool back: %w", n.label, errdefs.ErrUnavailable)
+	}
+	of := map[handle.Pool][]corev1.Node{}
+	for _, node := range found {
+		pool, err := handle.ParsePool(node.Labels[n.label])
+		if err != nil {
+			return nil, fmt.Errorf("the label %s of node %s is %.32q, which is no pool; remove it (kubectl label node %s %s-) and restart crust-csi there: %w",
+				n.label, node.Name, node.Labels[n.label], node.Name, n.label, errdefs.ErrUnavailable)
+		}
+		of[pool] = append(of[pool], node)
+	}
+	places := map[handle.Pool]place{}
+	for pool, nodes := range of {
+		if places[pool], err = n.choose(nodes, pool); err != nil {
+			return nil, err
+		}
+	}
+	return places, nil
+}
+
+func (n *nodes) list(ctx context.Context, opts metav1.ListOptions) ([]corev1.Node, error) {
+	list, err := n.api.CoreV1().Nodes().List(ctx, opts)
 	if err != nil {
 		if ctx.Err() != nil {
-			err = ctx.Err()
-			return place{}, fmt.Errorf("look for the node with pool %s: %w", pool, err)
+			return nil, ctx.Err()
 		}
-		return place{}, fmt.Errorf("look for the node with pool %s: the API server: %v: %w", pool, err, errdefs.ErrUnavailable)
+		return nil, fmt.Errorf("the API server: %v: %w", err, errdefs.ErrUnavailable)
 	}
-	found := list.Items
+	return list.Items, nil
+}
+
+// choose returns the one of the nodes with a pool's label that has the pool.
+func (n *nodes) choose(found []corev1.Node, pool handle.Pool) (place, error) {
 	if ready := slices.DeleteFunc(slices.Clone(found), func(node corev1.Node) bool { return !isReady(node) }); len(ready) > 0 {
 		found = ready // the others may be where the pool was before
 	}
-	switch len(found) {
-	case 0:
-		return place{}, fmt.Errorf("no node is known to have pool %s: none has the label %s=%s, which the kubelet sets when crust-csi registers there; bring the node with the pool's disk back: %w",
-			pool, n.label, pool, errdefs.ErrUnavailable)
-	case 1:
+	if len(found) == 1 {
 		return n.placeOf(found[0], pool)
 	}
 	var names []string

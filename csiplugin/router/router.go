@@ -51,6 +51,8 @@ type Router struct {
 type resolver interface {
 	// find returns the node that has a pool. ErrUnavailable, with what to do, if it is not known.
 	find(ctx context.Context, pool handle.Pool) (place, error)
+	// all returns the nodes of all pools, at least one. ErrUnavailable, with what to do, if one of them is not known.
+	all(ctx context.Context) (map[handle.Pool]place, error)
 }
 
 // New checks a configuration; it does no I/O. Errors are ErrInvalidArgument.
@@ -92,8 +94,9 @@ func (r *Router) Run(ctx context.Context) (err error) {
 		return err
 	}
 	server := rpc.NewServer(ctx, r.cfg.Log, grpc.ChainUnaryInterceptor(refuse), grpc.UnknownServiceHandler(refuseStream), grpc.WaitForHandlers(true))
-	csi.RegisterIdentityServer(server, &identity{name: r.cfg.DriverName, version: r.cfg.Version})
+	csi.RegisterIdentityServer(server, &identity{name: r.cfg.DriverName, version: r.cfg.Version, router: r})
 	csi.RegisterControllerServer(server, &controller{Router: r})
+	csi.RegisterGroupControllerServer(server, &groupController{Router: r})
 	csi.RegisterSnapshotMetadataServer(server, &snapshotMetadata{Router: r})
 	r.cfg.Log.InfoContext(ctx, "serving", "mode", "router", rpc.LogDriver, r.cfg.DriverName, rpc.LogPath, r.socket)
 	if err := rpc.ServeGRPC(ctx, server, l, stopTimeout); err != nil && !errors.Is(err, grpc.ErrServerStopped) {

@@ -22,6 +22,8 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/testing/protocmp"
+
+	"crust.dev/crust/csiplugin/internal/routing"
 )
 
 const mib = 1 << 20
@@ -181,16 +183,16 @@ func (c *cluster) notRouted(t *testing.T) {
 			_, err := csi.NewControllerClient(conn).DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: c.members[0].pool})
 			return err
 		},
-		"DeleteSnapshot": func(conn grpc.ClientConnInterface) error {
-			_, err := csi.NewControllerClient(conn).DeleteSnapshot(t.Context(), &csi.DeleteSnapshotRequest{SnapshotId: c.members[0].pool})
+		"ListVolumes": func(conn grpc.ClientConnInterface) error {
+			_, err := csi.NewControllerClient(conn).ListVolumes(t.Context(), &csi.ListVolumesRequest{})
+			return err
+		},
+		"ControllerListVolumeHealth": func(conn grpc.ClientConnInterface) error {
+			_, err := csi.NewControllerClient(conn).ControllerListVolumeHealth(t.Context(), &csi.ControllerListVolumeHealthRequest{})
 			return err
 		},
 		"NodePublishVolume": func(conn grpc.ClientConnInterface) error {
 			_, err := csi.NewNodeClient(conn).NodePublishVolume(t.Context(), &csi.NodePublishVolumeRequest{VolumeId: c.members[0].pool})
-			return err
-		},
-		"CreateVolumeGroupSnapshot": func(conn grpc.ClientConnInterface) error {
-			_, err := csi.NewGroupControllerClient(conn).CreateVolumeGroupSnapshot(t.Context(), &csi.CreateVolumeGroupSnapshotRequest{Name: "x"})
 			return err
 		},
 	}
@@ -198,7 +200,7 @@ func (c *cluster) notRouted(t *testing.T) {
 		wantCode(t, call(c.router.conn), codes.Unimplemented, name, "node")
 	}
 	// A node refuses the same even to the router.
-	conn := c.dialNode(t, c.credentials(t, c.certs))
+	conn := c.dialNode(t, c.credentials(t, c.certs), c.members[0].pool)
 	for name, call := range calls {
 		if err := call(conn); status.Code(err) != codes.Unimplemented {
 			t.Errorf("%s on a node's port for the router: %v", name, err)
@@ -222,7 +224,7 @@ func (c *cluster) isAPlugin(t *testing.T) {
 	for _, c := range caps.GetCapabilities() {
 		services[c.GetService().GetType()] = true
 	}
-	if !services[csi.PluginCapability_Service_CONTROLLER_SERVICE] || !services[csi.PluginCapability_Service_SNAPSHOT_METADATA_SERVICE] || services[csi.PluginCapability_Service_GROUP_CONTROLLER_SERVICE] {
+	if !services[csi.PluginCapability_Service_CONTROLLER_SERVICE] || !services[csi.PluginCapability_Service_SNAPSHOT_METADATA_SERVICE] || !services[csi.PluginCapability_Service_GROUP_CONTROLLER_SERVICE] {
 		t.Errorf("it has %v", caps)
 	}
 	control, err := c.control.ControllerGetCapabilities(t.Context(), &csi.ControllerGetCapabilitiesRequest{})
@@ -231,7 +233,7 @@ func (c *cluster) isAPlugin(t *testing.T) {
 	for _, c := range control.GetCapabilities() {
 		got = append(got, c.GetRpc().GetType().String())
 	}
-	if want := "EXPAND_VOLUME MODIFY_VOLUME GET_VOLUME GET_VOLUME_HEALTH SINGLE_NODE_MULTI_WRITER"; strings.Join(got, " ") != want {
+	if want := "EXPAND_VOLUME MODIFY_VOLUME GET_VOLUME GET_VOLUME_HEALTH CREATE_DELETE_SNAPSHOT LIST_SNAPSHOTS GET_SNAPSHOT SINGLE_NODE_MULTI_WRITER"; strings.Join(got, " ") != want {
 		t.Errorf("it can %v", got)
 	}
 }
@@ -278,10 +280,11 @@ func (c *cluster) credentials(t *testing.T, dir string) credentials.TransportCre
 	return credentials.NewTLS(&tls.Config{Certificates: []tls.Certificate{cert}, InsecureSkipVerify: true})
 }
 
-func (c *cluster) dialNode(t *testing.T, creds credentials.TransportCredentials) *grpc.ClientConn {
+// dialNode connects to the first node and means a pool.
+func (c *cluster) dialNode(t *testing.T, creds credentials.TransportCredentials, pool string) *grpc.ClientConn {
 	t.Helper()
-	m := c.members[0]
-	conn, err := grpc.NewClient("passthrough:///"+net.JoinHostPort(m.address, fmt.Sprint(c.port)), grpc.WithTransportCredentials(creds), grpc.WithNoProxy())
+	conn, err := grpc.NewClient("passthrough:///"+net.JoinHostPort(c.members[0].address, fmt.Sprint(c.port)),
+		append(routing.Means(pool), grpc.WithTransportCredentials(creds), grpc.WithNoProxy())...)
 	must(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
 	return conn
@@ -302,7 +305,7 @@ func (c *cluster) strangers(t *testing.T) {
 		"the router, in an older version of TLS": {credentials.NewTLS(&tls.Config{InsecureSkipVerify: true, MaxVersion: tls.VersionTLS12}), codes.Unavailable},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := csi.NewControllerClient(c.dialNode(t, row.creds)).ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: volume})
+			_, err := csi.NewControllerClient(c.dialNode(t, row.creds, c.members[0].pool)).ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: volume})
 			wantCode(t, err, row.code)
 		})
 	}
