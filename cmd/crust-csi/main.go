@@ -10,7 +10,11 @@
 //
 //	crust-csi --mode=router --endpoint unix:///csi/csi.sock --route-cert FILE --route-key FILE --route-ca FILE
 //
-// which has no pool and needs no rights. A node's plugin needs CAP_SYS_ADMIN for mounts and loop devices, CAP_SYS_RESOURCE to grow mounted ext4 filesystems, and CAP_CHOWN,
+// which has no pool and needs no rights. Whether the one that serves a socket answers, says
+//
+//	crust-csi probe --endpoint unix:///csi/csi.sock
+//
+// A node's plugin needs CAP_SYS_ADMIN for mounts and loop devices, CAP_SYS_RESOURCE to grow mounted ext4 filesystems, and CAP_CHOWN,
 // CAP_FOWNER and CAP_LEASE, and CAP_LINUX_IMMUTABLE to protect snapshots; the tools mkfs.ext4, mkfs.xfs, blkid, fsck, mount,
 // resize2fs and xfs_growfs on its PATH; and /proc of the host's pid namespace if its messages are to name who uses a volume.
 package main
@@ -59,6 +63,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if o.repair {
 		return repair(ctx, o, stdout, stderr)
 	}
+	if o.probe {
+		return probe(ctx, o.config.Endpoint)
+	}
 	if o.config.Log, err = logger(stderr, o.logLevel, o.logFormat); err != nil {
 		return err
 	}
@@ -76,24 +83,9 @@ type options struct {
 	config              csiplugin.Config
 	logLevel, logFormat string
 	version             bool
-	repair              bool
+	repair, probe       bool
 	routePort           int
 	kubeconfig          string
-}
-
-func repair(ctx context.Context, o options, stdout, stderr io.Writer) error {
-	log, err := logger(stderr, o.logLevel, o.logFormat)
-	if err != nil {
-		return err
-	}
-	if o.config.PoolDir == "" {
-		return errors.New("repair: --pool is missing")
-	}
-	found, err := csiplugin.Repair(ctx, o.config.PoolDir, log)
-	if err == nil {
-		found.Print(stdout)
-	}
-	return err
 }
 
 // parse reads the command line. For --help it prints what there is and returns flag.ErrHelp.
@@ -104,7 +96,7 @@ func parse(args []string, stdout io.Writer) (options, error) {
 	flags.Usage = func() {}
 	help := func() {
 		flags.SetOutput(stdout)
-		fmt.Fprintln(stdout, "usage: crust-csi --node-id ID --pool DIR [flags]\n       crust-csi --mode=router [flags]\n       crust-csi repair --pool DIR\n\nThe CSI plugin for the volumes of one storage pool on this node.\n\nflags:")
+		fmt.Fprintln(stdout, "usage: crust-csi --node-id ID --pool DIR [flags]\n       crust-csi --mode=router [flags]\n       crust-csi repair --pool DIR\n       crust-csi probe --endpoint SOCKET\n\nThe CSI plugin for the volumes of one storage pool on this node.\n\nflags:")
 		flags.PrintDefaults()
 	}
 	flags.StringVar(&o.config.Endpoint, "endpoint", os.Getenv("CSI_ENDPOINT"), "`socket` to serve on, unix:///path (default: $CSI_ENDPOINT)")
@@ -121,8 +113,8 @@ func parse(args []string, stdout io.Writer) (options, error) {
 	flags.StringVar(&o.logLevel, "log-level", "info", "least `level` that is logged: debug, info, warn or error")
 	flags.StringVar(&o.logFormat, "log-format", "text", "`format` of the log: text or json")
 	flags.BoolVar(&o.version, "version", false, "print the version and exit")
-	if len(args) > 0 && args[0] == "repair" {
-		o.repair, args = true, args[1:]
+	if len(args) > 0 && (args[0] == "repair" || args[0] == "probe") {
+		o.repair, o.probe, args = args[0] == "repair", args[0] == "probe", args[1:]
 	}
 	if err := flags.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {

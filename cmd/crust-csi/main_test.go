@@ -30,6 +30,8 @@ func TestRunAnswersByItself(t *testing.T) {
 		"a node that has nothing to route": {[]string{"--endpoint", "unix:///a", "--node-id", "n", "--pool", "/p", "--mode", "node", "--route-listen", ":1", "--route-cert", "c", "--route-key", "k", "--route-ca", "a"}, "", "mode node"},
 		"an address without":               {[]string{"--endpoint", "unix:///a", "--node-id", "n", "--pool", "/p", "--route-listen", ":1"}, "", "certificate"},
 		"a repair of nothing":              {[]string{"repair"}, "", "--pool"},
+		"a probe of nothing":               {[]string{"probe"}, "", "endpoint"},
+		"a probe of nobody":                {[]string{"probe", "--endpoint", "unix:///nowhere/csi.sock"}, "", "probe /nowhere/csi.sock"},
 		"nothing to work on":               {nil, "", "endpoint"},
 	} {
 		t.Run(name, func(t *testing.T) {
