@@ -140,6 +140,13 @@ func (s *apiServer) put(name, address, pool string) {
 	}
 }
 
+// remove removes a node.
+func (s *apiServer) remove(name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.nodes, name)
+}
+
 func (s *apiServer) kubeconfig(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "kubeconfig")

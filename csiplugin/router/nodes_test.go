@@ -3,6 +3,7 @@ package router
 import (
 	"context"
 	"errors"
+	"maps"
 	"strings"
 	"testing"
 
@@ -12,6 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
 	kubetesting "k8s.io/client-go/testing"
+
+	"crust.dev/crust/csiplugin/handle"
 )
 
 const (
@@ -61,12 +64,44 @@ func TestPoolsAreFoundByLabels(t *testing.T) {
 	}
 }
 
+func TestAllPoolsAreFoundByLabels(t *testing.T) {
+	const there = "ba9876543210"
+	inside, outside := address(corev1.NodeInternalIP, "10.0.0.1"), address(corev1.NodeInternalIP, "10.0.0.2")
+	unlabelled := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "none"}, Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{inside}}}
+	for name, row := range map[string]struct {
+		nodes []runtime.Object
+		want  map[handle.Pool]place
+		text  string
+	}{
+		"two and one without": {[]runtime.Object{node("a", here, corev1.ConditionTrue, inside), node("b", there, corev1.ConditionUnknown, outside), unlabelled},
+			map[handle.Pool]place{here: {"a", "10.0.0.1:9812"}, there: {"b", "10.0.0.2:9812"}}, ""},
+		"one that has moved": {[]runtime.Object{node("a", here, corev1.ConditionUnknown, inside), node("b", here, corev1.ConditionTrue, outside)},
+			map[handle.Pool]place{here: {"b", "10.0.0.2:9812"}}, ""},
+		"one that two ready ones have": {[]runtime.Object{node("a", here, corev1.ConditionTrue, inside), node("b", here, corev1.ConditionTrue, outside), node("c", there, corev1.ConditionTrue, inside)}, nil, "a and b"},
+		"none":                         {[]runtime.Object{unlabelled}, nil, "no node is known to have a pool"},
+		"a label that is no pool":      {[]runtime.Object{node("a", here, corev1.ConditionTrue, inside), node("b", "off", corev1.ConditionTrue, outside)}, nil, "kubectl label node b"},
+		"one without an address":       {[]runtime.Object{node("a", here, corev1.ConditionTrue)}, nil, "InternalIP"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := &nodes{api: fake.NewClientset(row.nodes...), label: label, port: DefaultPort}
+			got, err := n.all(t.Context())
+			if !maps.Equal(got, row.want) || (err == nil) != (row.text == "") || err != nil && (!errors.Is(err, errdefs.ErrUnavailable) || !strings.Contains(err.Error(), row.text)) {
+				t.Errorf("got %v, %v", got, err)
+			}
+		})
+	}
+}
+
 func TestAnAPIServerThatDoesNotAnswer(t *testing.T) {
 	api := fake.NewClientset()
 	api.PrependReactor("list", "nodes", func(kubetesting.Action) (bool, runtime.Object, error) { return true, nil, errors.New("it burns") })
 	n := &nodes{api: api, label: label, port: DefaultPort}
-	if _, err := n.find(t.Context(), here); !errors.Is(err, errdefs.ErrUnavailable) || !strings.Contains(err.Error(), "it burns") {
-		t.Errorf("got %v", err)
+	_, findErr := n.find(t.Context(), here)
+	_, allErr := n.all(t.Context())
+	for _, err := range []error{findErr, allErr} {
+		if !errors.Is(err, errdefs.ErrUnavailable) || !strings.Contains(err.Error(), "it burns") {
+			t.Errorf("got %v", err)
+		}
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

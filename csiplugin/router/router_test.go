@@ -49,10 +49,17 @@ func TestCallsReachTheNodeThatHasThePool(t *testing.T) {
 	}
 	t.Run("streams are those of the node", c.streamsAreThose)
 	t.Run("errors are those of the node", c.errorsAreThose)
+	t.Run("snapshots are those of the node", c.snapshotsAreThose)
+	t.Run("group snapshots are those of the node", c.groupsAreThose)
+	t.Run("errors about snapshots are those of the node", c.snapshotErrorsAreThose)
+	t.Run("images of a pool", c.imagesOfAPool)
+	t.Run("images of no pool", c.imagesOfNoPool)
+	t.Run("snapshots out of reach", c.snapshotsOutOfReach)
 	t.Run("a volume of nobody", c.nobodysVolume)
 	t.Run("a label that is out of date", c.staleLabel)
 	t.Run("what is not routed says where it is served", c.notRouted)
 	t.Run("it is a plugin to a sidecar", c.isAPlugin)
+	t.Run("the kubelet asks whether it is well", c.probed)
 	t.Run("a caller that goes away ends the node's call", c.cancelled)
 	t.Run("what a node says", c.asIfTheNodeWereCalled)
 	t.Run("nobody else gets into a node", c.strangers)
@@ -167,7 +174,7 @@ func (c *cluster) staleLabel(t *testing.T) {
 	c.api.put("node-3", had.address, had.pool)
 	_, err = c.control.ControllerExpandVolume(t.Context(), grown(volume, 128*mib))
 	wantCode(t, err, codes.Unavailable, had.name, "node-3", "kubectl label")
-	c.api.put("node-3", had.address, "000000000000")
+	c.api.remove("node-3")
 	c.api.put(had.name, had.address, had.pool)
 	_, err = c.control.ControllerExpandVolume(t.Context(), grown(volume, 128*mib))
 	must(t, err)
@@ -233,6 +240,12 @@ func (c *cluster) isAPlugin(t *testing.T) {
 	for _, c := range control.GetCapabilities() {
 		got = append(got, c.GetRpc().GetType().String())
 	}
+	groups, err := c.groups.GroupControllerGetCapabilities(t.Context(), &csi.GroupControllerGetCapabilitiesRequest{})
+	must(t, err)
+	want, err := c.members[0].groups.GroupControllerGetCapabilities(t.Context(), &csi.GroupControllerGetCapabilitiesRequest{})
+	if err != nil || !proto.Equal(groups, want) {
+		t.Errorf("of groups it can %v, a node %v, %v", groups, want, err)
+	}
 	if want := "EXPAND_VOLUME MODIFY_VOLUME GET_VOLUME GET_VOLUME_HEALTH CREATE_DELETE_SNAPSHOT LIST_SNAPSHOTS GET_SNAPSHOT SINGLE_NODE_MULTI_WRITER"; strings.Join(got, " ") != want {
 		t.Errorf("it can %v", got)
 	}
@@ -280,11 +293,14 @@ func (c *cluster) credentials(t *testing.T, dir string) credentials.TransportCre
 	return credentials.NewTLS(&tls.Config{Certificates: []tls.Certificate{cert}, InsecureSkipVerify: true})
 }
 
-// dialNode connects to the first node and means a pool.
+// dialNode connects to the first node and means a pool, unless that is empty.
 func (c *cluster) dialNode(t *testing.T, creds credentials.TransportCredentials, pool string) *grpc.ClientConn {
 	t.Helper()
-	conn, err := grpc.NewClient("passthrough:///"+net.JoinHostPort(c.members[0].address, fmt.Sprint(c.port)),
-		append(routing.Means(pool), grpc.WithTransportCredentials(creds), grpc.WithNoProxy())...)
+	opts := []grpc.DialOption{grpc.WithTransportCredentials(creds), grpc.WithNoProxy()}
+	if pool != "" {
+		opts = append(opts, routing.Means(pool)...)
+	}
+	conn, err := grpc.NewClient("passthrough:///"+net.JoinHostPort(c.members[0].address, fmt.Sprint(c.port)), opts...)
 	must(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
 	return conn
@@ -314,6 +330,7 @@ func (c *cluster) strangers(t *testing.T) {
 func (c *cluster) hangs(t *testing.T) {
 	m := c.members[1]
 	volume := m.create(t, "hangs")
+	snapshot := m.snapshot(t, "hangs before", volume)
 	must(t, m.cmd.Process.Signal(syscall.SIGSTOP))
 	defer func() { must(t, m.cmd.Process.Signal(syscall.SIGCONT)) }()
 	eventually(t, func() error { // its threads stop one after the other
@@ -330,6 +347,7 @@ func (c *cluster) hangs(t *testing.T) {
 	defer cancel()
 	_, err := c.control.ControllerGetVolume(ctx, &csi.ControllerGetVolumeRequest{VolumeId: volume})
 	wantCode(t, err, codes.DeadlineExceeded)
+	c.snapshotsWhileItHangs(t, volume, snapshot)
 	_, err = c.control.ControllerGetVolume(t.Context(), &csi.ControllerGetVolumeRequest{VolumeId: c.members[0].create(t, "answers")})
 	must(t, err)
 }
