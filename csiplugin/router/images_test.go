@@ -2,6 +2,7 @@ package router_test
 
 import (
 	"bytes"
+	"fmt"
 	"net/url"
 	"slices"
 	"strings"
@@ -152,7 +153,7 @@ func (c *cluster) deletedByAll(t *testing.T, image string, a, b *member) {
 	b.stop(syscall.SIGKILL)
 	err := remove()
 	wantCode(t, err, codes.Unavailable, b.name, b.pool, "1 of 2 nodes", "Node object")
-	if strings.Contains(err.Error(), server(image)) {
+	if strings.Contains(fmt.Sprint(err), server(image)) {
 		t.Errorf("the error shows where the image is from: %v", err)
 	}
 	a.has(t, "operators") // whoever answers need not wait for who does not
