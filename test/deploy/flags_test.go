@@ -108,7 +108,7 @@ func subcommand(t *testing.T, words []string) bool {
 // has. What they do is tested where they run.
 var sidecarFlags = map[string][]string{
 	"csi-provisioner":       {"csi-address", "node-deployment", "strict-topology", "immediate-topology", "extra-create-metadata", "enable-capacity", "capacity-ownerref-level", "timeout", "v"},
-	"csi-snapshotter":       {"csi-address", "node-deployment", "timeout", "feature-gates"},
+	"csi-snapshotter":       {"csi-address", "node-deployment", "leader-election", "leader-election-namespace", "timeout", "http-endpoint", "feature-gates"},
 	"csi-resizer":           {"csi-address", "leader-election", "leader-election-namespace", "timeout", "http-endpoint", "handle-volume-inuse-error"},
 	"csi-snapshot-metadata": {"csi-address", "tls-cert", "tls-key", "port", "max-streaming-duration-min", "http-endpoint"},
 }

@@ -148,3 +148,36 @@ func TestRightsOfDefaults(t *testing.T) {
 		}
 	}
 }
+
+// TestRightsOfTheSnapshotter are those of the place where it runs: a node that was broken into cannot change the snapshots of others.
+func TestRightsOfTheSnapshotter(t *testing.T) {
+	group := []string{"update groupsnapshot.storage.k8s.io/volumegroupsnapshotcontents/status", "watch groupsnapshot.storage.k8s.io/volumegroupsnapshotclasses"}
+	own := []string{"update snapshot.storage.k8s.io/volumesnapshotcontents/status", "patch snapshot.storage.k8s.io/volumesnapshotcontents", "watch snapshot.storage.k8s.io/volumesnapshotclasses"}
+	for name, row := range map[string]struct {
+		values     string
+		has, lacks map[string][]string
+	}{
+		"none":           {`{}`, nil, map[string][]string{"crust-node": own, "crust-controller": own}},
+		"central":        {`snapshots: {enabled: true}`, map[string][]string{"crust-controller": own}, map[string][]string{"crust-node": own, "crust-controller": group}},
+		"central groups": {`snapshots: {enabled: true, groups: true}`, map[string][]string{"crust-controller": append(group, own...)}, map[string][]string{"crust-node": append(group, own...)}},
+		"of the nodes":   {`snapshots: {enabled: true, sidecar: node}`, map[string][]string{"crust-node": own}, map[string][]string{"crust-controller": own, "crust-node": group}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			is := rights(t, render(t, row.values))
+			for account, list := range row.has {
+				for _, right := range list {
+					if !slices.Contains(is[account], right) {
+						t.Errorf("%s may not %s", account, right)
+					}
+				}
+			}
+			for account, list := range row.lacks {
+				for _, right := range list {
+					if slices.Contains(is[account], right) {
+						t.Errorf("%s may %s", account, right)
+					}
+				}
+			}
+		})
+	}
+}

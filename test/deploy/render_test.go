@@ -6,6 +6,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -235,6 +236,58 @@ func TestCSIDriver(t *testing.T) {
 	if diff := gocmp.Diff(want, drivers[0].Spec); diff != "" {
 		t.Errorf("-want +is\n%s", diff)
 	}
+}
+
+// TestSnapshotter: there is one for the cluster or one for each node, and never both.
+func TestSnapshotter(t *testing.T) {
+	for values, want := range map[string]map[string][]string{
+		`{}`:                         {},
+		`snapshots: {groups: true}`:  {},
+		`snapshots: {enabled: true}`: {"crust-controller": {"--leader-election=true", "--csi-address=/csi/csi.sock", "--feature-gates=CSIVolumeGroupSnapshot=false"}},
+		`snapshots: {enabled: true, groups: true}`:                                  {"crust-controller": {"--leader-election=true", "--feature-gates=CSIVolumeGroupSnapshot=true"}},
+		`snapshots: {enabled: true, sidecar: node}`:                                 {"crust-node": {"--node-deployment=true", "--csi-address=/run/crust/csi.sock", "--feature-gates=CSIVolumeGroupSnapshot=false"}},
+		`{snapshots: {enabled: true, sidecar: node}, controller: {enabled: false}}`: {"crust-node": {"--node-deployment=true"}},
+	} {
+		is := map[string][]string{}
+		for owner, pod := range pods(render(t, values)) {
+			for _, c := range pod.Spec.Containers {
+				if c.Name == "csi-snapshotter" {
+					is[owner] = c.Args
+					if central := owner == "crust-controller"; central != (c.LivenessProbe != nil) || central == slices.Contains(c.Args, "--node-deployment=true") {
+						t.Errorf("%s: in %s it is started with %v, probed by %v", values, owner, c.Args, c.LivenessProbe)
+					}
+				}
+			}
+		}
+		if !slices.Equal(slices.Sorted(maps.Keys(is)), slices.Sorted(maps.Keys(want))) {
+			t.Errorf("%s: it is in %v", values, is)
+		}
+		for owner, args := range want {
+			for _, arg := range args {
+				if !slices.Contains(is[owner], arg) {
+					t.Errorf("%s: in %s it is started with %v, without %s", values, owner, is[owner], arg)
+				}
+			}
+		}
+	}
+}
+
+// TestTheRouterIsProbed: the program that is probed with is the one that runs, and the socket is the one that it serves.
+func TestTheRouterIsProbed(t *testing.T) {
+	for _, c := range pods(render(t, `{}`))["crust-controller"].Spec.Containers {
+		if c.Name != "router" {
+			continue
+		}
+		if c.LivenessProbe == nil || c.LivenessProbe.Exec == nil {
+			t.Fatal("it is not")
+		}
+		argv := c.LivenessProbe.Exec.Command
+		if len(argv) != 3 || argv[0] != c.Command[0] || argv[1] != "probe" || !slices.Contains(c.Args, argv[2]) {
+			t.Errorf("%v is probed by %v", c.Args, argv)
+		}
+		return
+	}
+	t.Error("there is no router")
 }
 
 // TestConfiguration: crustd starts with the file that the chart makes, as far as that can be seen without a node.

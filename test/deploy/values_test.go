@@ -77,6 +77,10 @@ snapshots: {enabled: true}
 snapshotMetadata: {enabled: true}
 `,
 	"policies for nobody": `networkPolicies: {enabled: true}`,
+	"snapshots by the nodes": `
+controller: {enabled: false}
+snapshots: {enabled: true, sidecar: node}
+`,
 	"certificates of one's own": `
 controller: {tls: {source: secret, nodeSecret: nodes, routerSecret: routers}, podDisruptionBudget: {enabled: false}}
 snapshots: {enabled: true}
@@ -133,6 +137,9 @@ func TestWrongValues(t *testing.T) {
 		{"a level of the log", `log: {level: loud}`, "/log/level"},
 		{"arguments that are none", `sidecars: {provisioner: {image: a, extraArgs: [v=5]}}`, "/sidecars/provisioner/extraArgs/0"},
 		{"a range that is an address", `driver: {images: {allowCIDRs: [10.0.0.1]}}`, "/driver/images/allowCIDRs/0"},
+		{"a sidecar of snapshots elsewhere", `snapshots: {sidecar: cluster}`, "/snapshots/sidecar"},
+		{"central snapshots without the controller", `{controller: {enabled: false}, snapshots: {enabled: true}}`, "set controller.enabled=true, or snapshots.sidecar=node"},
+		{"group snapshots by the nodes", `snapshots: {enabled: true, groups: true, sidecar: node}`, "set snapshots.sidecar=controller, or snapshots.groups=false"},
 		{"changed blocks without the controller", `{controller: {enabled: false}, snapshotMetadata: {enabled: true}}`, "/controller/enabled"},
 		{"one's own certificate without its authority", `snapshotMetadata: {enabled: true, tls: {source: secret}}`, "/snapshotMetadata/tls/caCert"},
 		{"an API server's address with its scheme", `apiServer: {host: "https://10.0.0.1"}`, "/apiServer/host"},

@@ -36,6 +36,64 @@ imagePullSecrets:
 {{- range .Values.crustd.handlers }}{{ if eq .kind "kata" }}kata{{ end }}{{ end }}
 {{- end }}
 
+{{/* Where csi-snapshotter runs: controller, node, or nothing if it does not run. What cannot work is refused. */}}
+{{- define "crust.snapshotter" -}}
+{{- with .Values.snapshots }}
+{{- if .enabled }}
+{{- if and (eq .sidecar "controller") (not $.Values.controller.enabled) }}
+{{- fail "snapshots.sidecar is controller, and controller.enabled is false: csi-snapshotter reaches the nodes through the controller's router; set controller.enabled=true, or snapshots.sidecar=node with a snapshot-controller that runs with --enable-distributed-snapshotting" }}
+{{- end }}
+{{- if and .groups (eq .sidecar "node") }}
+{{- fail "snapshots.groups is true, and snapshots.sidecar is node: the snapshot-controller does not label the contents of group snapshots with a node (external-snapshotter v8.7.0), so no sidecar takes them up and no VolumeGroupSnapshot becomes ready; set snapshots.sidecar=controller, or snapshots.groups=false" }}
+{{- end }}
+{{- .sidecar }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* What csi-snapshotter is started with wherever it runs. Without the types of groups, or the rights to read them, it takes them for
+not there, so it is told what to do. */}}
+{{- define "crust.snapshotterArgs" -}}
+- --timeout=300s
+- --feature-gates=CSIVolumeGroupSnapshot={{ .Values.snapshots.groups }}
+{{- range .Values.sidecars.snapshotter.extraArgs }}
+- {{ . | quote }}
+{{- end }}
+{{- end }}
+
+{{/* The rights of csi-snapshotter. */}}
+{{- define "crust.snapshotterRole" -}}
+# csi-snapshotter
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata:
+  name: {{ .root.Values.name }}-snapshotter
+  labels:
+    {{- include "crust.labels" . | nindent 4 }}
+rules:
+  {{- include "crust.eventRules" .root | nindent 2 }}
+  - apiGroups: [snapshot.storage.k8s.io]
+    resources: [volumesnapshotclasses]
+    verbs: [get, list, watch]
+  - apiGroups: [snapshot.storage.k8s.io]
+    resources: [volumesnapshotcontents]
+    verbs: [get, list, watch, update, patch]
+  - apiGroups: [snapshot.storage.k8s.io]
+    resources: [volumesnapshotcontents/status]
+    verbs: [update, patch]
+  {{- if .root.Values.snapshots.groups }}
+  - apiGroups: [groupsnapshot.storage.k8s.io]
+    resources: [volumegroupsnapshotclasses]
+    verbs: [get, list, watch]
+  - apiGroups: [groupsnapshot.storage.k8s.io]
+    resources: [volumegroupsnapshotcontents]
+    verbs: [get, list, watch, update, patch]
+  - apiGroups: [groupsnapshot.storage.k8s.io]
+    resources: [volumegroupsnapshotcontents/status]
+    verbs: [update, patch]
+  {{- end }}
+{{- end }}
+
 {{/* The rights of sidecars to tell what they have done. */}}
 {{- define "crust.eventRules" -}}
 - apiGroups: [""]
