@@ -47,7 +47,7 @@ func deleteEverywhere(ctx context.Context, r *Router, req *csi.DeleteSnapshotReq
 			case err != nil && answered:
 				refused = errors.Join(refused, err)
 			case err != nil:
-				silent = append(silent, err.Error())
+				silent = append(silent, strings.TrimSuffix(err.Error(), ": "+errdefs.ErrUnavailable.Error())) // said once, at the end
 			}
 			return nil
 		})

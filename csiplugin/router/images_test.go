@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"fmt"
 	"net/url"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -125,6 +127,7 @@ func (c *cluster) imagesOfNoPool(t *testing.T) {
 	_, err = deleteSnapshot(t, reference)(c.clients) // it was made for another handle
 	must(t, err)
 	a.has(t, "operators", "shared")
+	c.deletedUnlessRefused(t, image, a)
 	c.deletedByAll(t, image, a, b)
 	_, err = deleteSnapshot(t, operators)(c.clients)
 	must(t, err)
@@ -143,6 +146,25 @@ func (c *cluster) imagesOfNoPool(t *testing.T) {
 	b.has(t)
 }
 
+// deletedUnlessRefused deletes an image that somebody has open on one node.
+func (c *cluster) deletedUnlessRefused(t *testing.T, image string, m *member) {
+	t.Helper()
+	list, err := imagesv1.NewImagesClient(m.conn).ListImages(t.Context(), &imagesv1.ListImagesRequest{})
+	must(t, err)
+	for _, img := range list.GetImages() {
+		if img.GetName() == "shared" {
+			f, err := os.Open(filepath.Join(m.dir, "objects", img.GetId()))
+			must(t, err)
+			_, err = deleteSnapshot(t, image)(c.clients)
+			wantCode(t, err, codes.FailedPrecondition, m.name, m.pool)
+			must(t, f.Close())
+			m.has(t, "operators", "shared")
+			return
+		}
+	}
+	t.Error("there is no image")
+}
+
 // deletedByAll deletes an image while one node after the other does not answer: it is gone when all have.
 func (c *cluster) deletedByAll(t *testing.T, image string, a, b *member) {
 	t.Helper()
@@ -150,6 +172,7 @@ func (c *cluster) deletedByAll(t *testing.T, image string, a, b *member) {
 		_, err := deleteSnapshot(t, image)(c.clients)
 		return err
 	}
+	b.use(t, "again", image)
 	b.stop(syscall.SIGKILL)
 	err := remove()
 	wantCode(t, err, codes.Unavailable, b.name, b.pool, "1 of 2 nodes", "Node object")
