@@ -14,26 +14,15 @@ import (
 	"helm.sh/helm/v3/pkg/strvals"
 
 	"crust.dev/crust/deploy"
+	"crust.dev/crust/test/docs"
 	"crust.dev/crust/test/priv"
 )
 
-var documents = []string{"install.md", "day-2.md", "troubleshooting.md"}
-
-// block is a fenced part of a document. Info is what is behind the fence.
-type block struct{ document, info, text string }
-
-var fence = regexp.MustCompile("(?ms)^ *```([a-z][a-z ]*)\n(.*?)^ *```$")
-
-func blocks(t *testing.T) (list []block) {
+func blocks(t *testing.T) []docs.Block {
 	t.Helper()
-	for _, name := range documents {
-		text := document(t, name)
-		for _, m := range fence.FindAllStringSubmatch(text, -1) {
-			list = append(list, block{name, m[1], m[2]})
-		}
-		if n := strings.Count(text, "```"); n != 2*len(fence.FindAllString(text, -1)) {
-			t.Errorf("%s has blocks that say nothing of their kind", name)
-		}
+	list, err := docs.Blocks("../../docs")
+	if err != nil {
+		t.Fatal(err)
 	}
 	return list
 }
@@ -55,22 +44,22 @@ func TestDocumentedObjects(t *testing.T) {
 	}
 	seen := 0
 	for _, b := range blocks(t) {
-		switch b.info {
+		switch b.Info {
 		case "yaml":
-			seen += len(decode(t, b.document, b.text))
-			for _, m := range regexp.MustCompile(`(?m)(storageClass|volumeSnapshotClass)Name: (\S+)`).FindAllStringSubmatch(b.text, -1) {
+			seen += len(decode(t, b.Document, b.Text))
+			for _, m := range regexp.MustCompile(`(?m)(storageClass|volumeSnapshotClass)Name: (\S+)`).FindAllStringSubmatch(b.Text, -1) {
 				if kind := strings.ToUpper(m[1][:1]) + m[1][1:]; !classes[kind+" "+m[2]] {
-					t.Errorf("%s: the chart makes no %s %s", b.document, kind, m[2])
+					t.Errorf("%s: the chart makes no %s %s", b.Document, kind, m[2])
 				}
 			}
 		case "yaml values":
-			if _, err := deploy.Render("crust-system", parse(t, b.text)); err != nil {
-				t.Errorf("%s: %v", b.document, err)
+			if _, err := deploy.Render("crust-system", parse(t, b.Text)); err != nil {
+				t.Errorf("%s: %v", b.Document, err)
 			}
 			seen++
 		case "sh", "sh run", "mermaid":
 		default:
-			t.Errorf("%s: a block of the unknown kind %q", b.document, b.info)
+			t.Errorf("%s: a block of the unknown kind %q", b.Document, b.Info)
 		}
 	}
 	if seen < 5 {
@@ -82,16 +71,16 @@ func TestDocumentedObjects(t *testing.T) {
 func TestDocumentedCommands(t *testing.T) {
 	seen := map[string]int{}
 	for _, b := range blocks(t) {
-		if b.info != "sh" && b.info != "sh run" {
+		if !b.IsCommands() {
 			continue
 		}
-		for line := range strings.Lines(b.text) {
+		for line := range strings.Lines(b.Text) {
 			argv := words(line)
 			if len(argv) == 0 {
 				continue
 			}
 			seen[argv[0]]++
-			where := b.document + ": " + strings.TrimSpace(line)
+			where := b.Document + ": " + strings.TrimSpace(line)
 			switch argv[0] {
 			case "crustctl", "crust-csi":
 				checkArgs(t, where, argv)
@@ -236,10 +225,10 @@ func TestCertificatesByHand(t *testing.T) {
 	priv.Program(t, "openssl")
 	dir := t.TempDir()
 	for _, b := range blocks(t) {
-		if b.info != "sh run" {
+		if b.Info != "sh run" {
 			continue
 		}
-		for line := range strings.Lines(b.text) {
+		for line := range strings.Lines(b.Text) {
 			argv := words(line)
 			cmd := exec.Command(argv[0], argv[1:]...)
 			cmd.Dir = dir
@@ -291,7 +280,7 @@ func TestHostPathsAreDocumented(t *testing.T) {
 
 // TestLinks lead somewhere.
 func TestLinks(t *testing.T) {
-	for _, name := range documents {
+	for _, name := range docs.Documents {
 		for _, m := range regexp.MustCompile(`\]\(([^)#:]*)(?:#([^)]*))?\)`).FindAllStringSubmatch(document(t, name), -1) {
 			path := filepath.Join("../../docs", m[1])
 			if m[1] == "" {

@@ -16,7 +16,7 @@ func TestDeployed(t *testing.T) {
 	startKube(t, StartDeployed).play(t, []scenario{
 		{"first-pod", firstPod}, {"expansion", expansion}, {"taking-turns", takingTurns}, {"snapshots", snapshots},
 		{"group", group}, {"backing-images", backingImages}, {"changed-blocks", changedBlocks},
-		{"upgrade", upgrade}, {"removal", removal}, {"csi-sanity", csiSanity},
+		{"upgrade", upgrade}, {"removal", removal}, {"csi-sanity", csiSanity}, {"documented", documented},
 	})
 }
 

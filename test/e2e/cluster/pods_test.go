@@ -19,7 +19,7 @@ func TestKubernetes(t *testing.T) {
 		{"first-pod", firstPod}, {"expansion", expansion}, {"fs-group", fsGroup}, {"sub-path", subPath}, {"containers", containers},
 		{"taking-turns", takingTurns}, {"two-pods", twoPods}, {"wrong-runtime", wrongRuntime}, {"raw-block", rawBlock},
 		{"snapshots", snapshots}, {"group", group}, {"backing-images", backingImages}, {"changed-blocks", changedBlocks},
-		{"restarts", restarts}, {"killed-machine", aKilledMachine}, {"reboot", reboot},
+		{"restarts", restarts}, {"copies", copies}, {"killed-machine", aKilledMachine}, {"reboot", reboot},
 	})
 }
 

@@ -20,12 +20,18 @@ import (
 // snapshot makes a snapshot of a claim by a class and waits until it is ready.
 func (s *space) snapshot(name, claim, class string) {
 	s.t.Helper()
+	s.cut(name, claim, class)
+	s.ready(name)
+}
+
+// cut asks for a snapshot.
+func (s *space) cut(name, claim, class string) {
+	s.t.Helper()
 	s.apply(fmt.Sprintf(`apiVersion: snapshot.storage.k8s.io/v1
 kind: VolumeSnapshot
 metadata: {name: %s}
 spec: {volumeSnapshotClassName: %s, source: {persistentVolumeClaimName: %s}}
 `, name, class, claim))
-	s.ready(name)
 }
 
 func (s *space) ready(snapshot string) {

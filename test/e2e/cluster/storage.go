@@ -32,7 +32,7 @@ var values = map[string]any{
 	"namespace": map[string]any{"create": true}, "snapshots": map[string]any{"enabled": true, "groups": true}, "snapshotMetadata": map[string]any{"enabled": true},
 	"volumeSnapshotClasses": []any{
 		map[string]any{"name": "crust"}, map[string]any{"name": "crust-filesystem", "consistency": "filesystem"},
-		map[string]any{"name": "crust-backing-image", "type": "bi", "exportType": "qcow2"},
+		map[string]any{"name": "crust-backing-image", "type": "bi", "exportType": "qcow2"}, map[string]any{"name": "crust-backup", "keepBases": 2},
 	},
 	"runtimeClasses": []any{map[string]any{"name": "crust", "handler": "crust"}},
 }
@@ -156,16 +156,22 @@ func (c *Cluster) startStorage(ctx context.Context) error {
 			"--kubeconfig", node, socket, "--extra-create-metadata", "--node-deployment", "--strict-topology", "--immediate-topology=false",
 			"--enable-capacity", "--capacity-ownerref-level=-1",
 		},
-		// Not in node deployment mode, which leaves group snapshots alone (external-snapshotter v8.7.0 never labels their contents).
-		"csi-snapshotter": {"--kubeconfig", node, socket, "--extra-create-metadata", "--feature-gates=CSIVolumeGroupSnapshot=true"},
+		"csi-snapshotter": {"--kubeconfig", controller, socket, "--extra-create-metadata", "--feature-gates=CSIVolumeGroupSnapshot=true"},
 		"csi-resizer":     {"--kubeconfig", controller, socket, "--handle-volume-inuse-error=false"},
 		"csi-snapshot-metadata": {
 			"--kubeconfig", controller, socket, "--port", c.port("snapshot-metadata"), "--tls-cert", c.pki("apiserver.crt"), "--tls-key", c.pki("apiserver.key"),
 		},
 		"snapshot-controller": {"--kubeconfig", c.Kubeconfig(), "--feature-gates=CSIVolumeGroupSnapshot=true"},
 	} {
-		if _, err := c.startKept(name, []string{"NODE_NAME=" + Node, "NAMESPACE=" + namespace}, append([]string{c.program(name)}, args...)...); err != nil {
+		p, err := c.startKept(name, []string{"NODE_NAME=" + Node, "NAMESPACE=" + namespace}, append([]string{c.program(name)}, args...)...)
+		if err != nil {
 			return err
+		}
+		switch name {
+		case "csi-provisioner":
+			c.Provisioner = p
+		case "csi-snapshotter":
+			c.Snapshotter = p
 		}
 	}
 	return nil

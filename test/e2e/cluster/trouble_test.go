@@ -59,6 +59,44 @@ func restarts(s *space) {
 	}
 }
 
+// copies kills the daemon, the driver, and both sidecars that make volumes and snapshots, each while a filesystem is frozen and cut,
+// and while volumes are made from the snapshot and from the volume itself. All copies are what the volume was.
+func copies(s *space) {
+	s.claim("data", "256Mi")
+	s.pod("app", microVM, "data")
+	s.running("app")
+	want := ""
+	for i, victim := range []*Process{s.Daemon, s.Driver, s.Snapshotter, s.Provisioner} {
+		crash := func(what string) {
+			s.t.Helper()
+			s.t.Logf("%s is killed after %s", victim.Name, what)
+			victim.Kill()
+			if !victim.keep {
+				must(s.t, victim.Start())
+			}
+		}
+		want += victim.Name + "\n"
+		s.sh("app", "echo "+victim.Name+" >> /data/log") // and no sync
+		cut, restored, cloned := fmt.Sprintf("cut-%d", i), fmt.Sprintf("restored-%d", i), fmt.Sprintf("cloned-%d", i)
+		s.cut(cut, "data", "crust-filesystem")
+		crash("a snapshot was asked for")
+		s.ready(cut)
+		s.sh("app", "sync")
+		s.claim(restored, "320Mi", from("VolumeSnapshot", cut))
+		s.claim(cloned, "256Mi", from("PersistentVolumeClaim", "data"))
+		s.pod(restored, onHost, restored)
+		s.pod(cloned, onHost, cloned)
+		crash("copies were asked for")
+		for _, pod := range []string{restored, cloned} {
+			s.running(pod)
+			if got := s.sh(pod, "cat /data/log"); got != strings.TrimSpace(want) {
+				s.t.Errorf("%s has %q, want %q", pod, got, want)
+			}
+			s.kubectl("delete", "pod", pod, "--wait=false")
+		}
+	}
+}
+
 // aKilledMachine: the shim is killed under a pod, which comes back with its data.
 func aKilledMachine(s *space) {
 	s.claim("data", "256Mi")

@@ -1,0 +1,227 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"crust.dev/crust/test/docs"
+)
+
+// act is a command of a document, as it is written there. What has to differ here is added at its end: the chart's values, and
+// --dry-run=server where what is described would be the end of this cluster. Its output has the texts of want.
+type act struct {
+	line, more string
+	want       []string
+}
+
+// inSystem is how many of the commands begin.
+const inSystem = "kubectl --namespace crust-system "
+
+// The documented commands in an order in which each finds what it is about. Some are in several documents, and are run once more.
+var (
+	installing = []act{
+		{line: "kubectl create namespace crust-system"},
+		{line: "kubectl label namespace crust-system pod-security.kubernetes.io/enforce=privileged"},
+	}
+	firstPodActs = []act{
+		{line: "helm install crust deploy/helm/crust --namespace crust-system --create-namespace --set image.registry=registry.example.com/storage",
+			more: "--values values.yaml --set image.registry=" + images},
+		{line: inSystem + "rollout status daemonset/crust-node"},
+		{line: inSystem + "exec daemonset/crust-node --container crustd -- crustctl status", want: []string{"Default handler", Driver}},
+		{line: "kubectl apply --filename first.yaml"},
+		{line: "kubectl wait pod/first --for=condition=Ready --timeout=180s"},
+		{line: "kubectl logs first", want: []string{"/dev/vd", " on /data type ext4"}},
+		{line: inSystem + "exec daemonset/crust-node --container crustd -- crustctl list", want: []string{"first", "mounted"}},
+	}
+	looking = []act{
+		{line: inSystem + "get pods --output wide --selector app.kubernetes.io/component=node", want: []string{"crust-node-"}},
+		{line: "kubectl describe pod first", want: []string{"SandboxVolumeMounted"}},
+		{line: inSystem + "exec crust-node-abcde --container crustd -- crustctl status", want: []string{"Default handler", Driver}},
+		{line: inSystem + "exec crust-node-abcde --container crustd -- crustctl list", want: []string{"first"}},
+		{line: inSystem + "logs crust-node-abcde --container crustd", want: []string{"crustd is ready"}},
+		{line: inSystem + "logs deployment/crust-controller --container router", want: []string{"serving"}},
+		{line: inSystem + "logs deployment/crust-controller --container csi-resizer", want: []string{Driver}},
+		{line: inSystem + "logs deployment/crust-controller --container csi-snapshotter", want: []string{Driver}},
+		{line: inSystem + "exec crust-node-abcde --container crust-csi -- crustctl pool", want: []string{"Free", "Volumes"}},
+		{line: inSystem + "exec crust-node-abcde --container crust-csi -- crustctl volumes --sharing", want: []string{"-vol-"}},
+		{line: inSystem + "exec crust-node-abcde --container crust-csi -- crustctl cbt bases"},
+	}
+	upgrading = []act{
+		{line: "helm upgrade crust deploy/helm/crust --namespace crust-system --reset-then-reuse-values --set image.tag=0.2.0", more: "--set image.tag=test --set log.level=debug --wait"},
+		{line: inSystem + "rollout status daemonset/crust-node"},
+		{line: "helm rollback crust --namespace crust-system", more: "--wait"},
+	}
+	draining = []act{
+		{line: "crustctl uninstall-check --kubeconfig admin.conf"},
+		{line: "kubectl drain worker-1 --ignore-daemonsets --delete-emptydir-data", want: []string{"drained"}},
+		{line: "kubectl uncordon worker-1"},
+		{line: "kubectl delete node worker-1", more: "--dry-run=server"},
+		{line: "kubectl apply --filename deploy/manifests/crust.yaml", more: "--dry-run=server", want: []string{"daemonset.apps/crust-node"}},
+	}
+	removing = []act{
+		{line: "helm uninstall crust --namespace crust-system", more: "--wait"},
+		{line: inSystem + "create secret generic crust-route-node --from-file=tls.crt=node.crt --from-file=tls.key=node.key --from-file=ca.crt"},
+		{line: inSystem + "create secret generic crust-route-router --from-file=tls.crt=router.crt --from-file=tls.key=router.key --from-file=ca.crt"},
+		{line: "kubectl apply --filename deploy/manifests/crust-full.yaml", more: "--dry-run=server", want: []string{"deployment.apps/crust-controller"}},
+		{line: "chattr -R -i /var/lib/crust/pool"},
+		{line: "rm -r /var/lib/crust /run/crust"},
+	}
+	throwingAway = act{line: "helm uninstall crust --namespace crust-system --no-hooks", more: "--wait"}
+)
+
+// elsewhere are the beginnings of commands that are run by other tests, or by none.
+var elsewhere = map[string]string{
+	"make images ":           "the images of this cluster are made by what it calls",
+	"ctr --namespace k8s.io": "this is how the images of this cluster have come to its node",
+	"skopeo copy ":           "it takes a registry",
+	"openssl ":               "all of them are run, by their block",
+	"crust-csi repair ":      "tests of csiplugin, on pools that lack more",
+}
+
+// documented does what the documents say. It ends with nothing installed.
+func documented(s *space) {
+	blocks, err := docs.Blocks(filepath.Join(s.root, "docs"))
+	must(s.t, err)
+	everyCommandIsKnown(s, blocks)
+	r := newReader(s)
+
+	r.run(throwingAway)
+	s.kubectl("delete", "namespace", namespace)
+	r.run(installing...)
+	s.system("create", "secret", "tls", "metadata", "--cert", s.pki("apiserver.crt"), "--key", s.pki("apiserver.key"))
+	r.write("first.yaml", strings.ReplaceAll(object(s, blocks, "kind: Pod"), "image: busybox", "image: "+Image+"\n      imagePullPolicy: Never"))
+	r.run(firstPodActs...)
+	r.write("backup.yaml", object(s, blocks, "kind: VolumeSnapshot"))
+	r.run(looking...)
+	s.kubectl("apply", "--filename", r.path("backup.yaml"))
+	s.ready("monday")
+	r.run(upgrading...)
+	s.kubectl("delete", "pod", "first")
+	r.run(draining...)
+	s.kubectl("delete", "volumesnapshots", "--all")
+	s.kubectl("delete", "pvc", "--all")
+	eventually(s.t, "no volumes are left", func(context.Context) error {
+		if left := s.kubectl("get", "pv,volumesnapshotcontents", "-o", "name"); left != "" {
+			return errors.New(left)
+		}
+		return nil
+	})
+	for _, b := range blocks {
+		if b.Info == "sh run" {
+			r.shell(b.Text)
+		}
+	}
+	r.run(removing...)
+}
+
+// everyCommandIsKnown: what the documents have is run here or named as run elsewhere, and nothing is run that they do not have.
+func everyCommandIsKnown(s *space, blocks []docs.Block) {
+	s.t.Helper()
+	lines := docs.Commands(blocks)
+	all := slices.Concat(installing, firstPodActs, looking, upgrading, draining, removing, []act{throwingAway})
+	for _, a := range all {
+		if !slices.Contains(lines, a.line) {
+			s.t.Errorf("no document has %q", a.line)
+		}
+	}
+	for _, line := range lines {
+		known := slices.ContainsFunc(all, func(a act) bool { return a.line == line })
+		for prefix := range elsewhere {
+			known = known || strings.HasPrefix(line, prefix)
+		}
+		if !known {
+			s.t.Errorf("nobody runs %q", line)
+		}
+	}
+	if s.t.Failed() {
+		s.t.FailNow()
+	}
+}
+
+// object is the documented block of objects that has a text.
+func object(s *space, blocks []docs.Block, text string) string {
+	s.t.Helper()
+	for _, b := range blocks {
+		if b.Info == "yaml" && strings.Contains(b.Text, text+"\n") {
+			return b.Text
+		}
+	}
+	s.t.Fatalf("no document has a block with %q", text)
+	return ""
+}
+
+// reader is somebody who types in what documents say, in a directory with a copy of the repository.
+type reader struct {
+	*space
+	dir string
+}
+
+// newReader prepares a directory. What is done without a namespace is done in the scenario's.
+func newReader(s *space) *reader {
+	s.t.Helper()
+	r := &reader{s, s.t.TempDir()}
+	must(s.t, os.Symlink(filepath.Join(s.root, "deploy"), r.path("deploy")))
+	must(s.t, os.Symlink(s.valuesFile(), r.path("values.yaml")))
+	raw, err := os.ReadFile(s.Kubeconfig())
+	must(s.t, err)
+	r.write("admin.conf", string(raw))
+	r.shell("kubectl config set-context --current --namespace " + s.name)
+	return r
+}
+
+func (r *reader) path(name string) string { return filepath.Join(r.dir, name) }
+
+func (r *reader) write(name, text string) {
+	r.t.Helper()
+	must(r.t, os.WriteFile(r.path(name), []byte(text), 0o600))
+}
+
+// run types in commands, with the names that things have here.
+func (r *reader) run(acts ...act) {
+	r.t.Helper()
+	for _, a := range acts {
+		node := ""
+		if strings.Contains(a.line, "crust-node-abcde") {
+			node = r.nodePod()
+		}
+		line := strings.NewReplacer("crust-node-abcde", node, "worker-1", Node, "/var/lib/crust", r.space.path("crust")).Replace(a.line)
+		out := r.shell(strings.TrimSpace(line + " " + a.more))
+		for _, want := range a.want {
+			if !strings.Contains(out, want) {
+				r.t.Errorf("%s says nothing of %q:\n%s", a.line, want, out)
+			}
+		}
+	}
+}
+
+// nodePod is the pod of the node that is not about to go.
+func (r *reader) nodePod() (name string) {
+	r.t.Helper()
+	eventually(r.t, "one pod of the node", func(context.Context) error {
+		names := strings.Fields(r.system("get", "pods", "--selector", "app.kubernetes.io/component=node", "-o", "jsonpath={.items[*].metadata.name}"))
+		if len(names) != 1 {
+			return fmt.Errorf("there are %q", names)
+		}
+		name = names[0]
+		return nil
+	})
+	return name
+}
+
+func (r *reader) shell(script string) string {
+	r.t.Helper()
+	cmd := exec.CommandContext(step(r.t), "bash", "-euc", script)
+	cmd.Dir = r.dir
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+r.path("admin.conf"), "PATH="+r.bin+":"+r.ours+":"+os.Getenv("PATH"))
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		r.t.Fatalf("%s: %v\n%s", script, err, out)
+	}
+	return string(out)
+}
