@@ -34,7 +34,7 @@ type tool struct {
 // tools are what our programs run, by name or by way of each other.
 var tools = []tool{
 	{"mount", []string{"/usr/bin/mount", "/usr/bin/umount", "/usr/sbin/losetup"}},
-	{"util-linux", []string{"/usr/sbin/blkid", "/usr/sbin/blockdev", "/usr/sbin/fsck", "/usr/bin/findmnt"}},
+	{"util-linux", []string{"/usr/sbin/blkid", "/usr/sbin/blockdev", "/usr/sbin/fsck", "/usr/bin/findmnt", "/usr/bin/prlimit"}},
 	{"e2fsprogs", []string{
 		"/usr/sbin/mke2fs", "/usr/sbin/mkfs.ext4", "/usr/sbin/e2fsck", "/usr/sbin/fsck.ext4", "/usr/sbin/resize2fs", "/usr/sbin/dumpe2fs", "/usr/sbin/debugfs",
 		"/etc/mke2fs.conf",

@@ -298,7 +298,7 @@ func checkPrograms(t *testing.T, img v1.Image) {
 	unpackTar(t, root, mutate.Extract(img))
 	for _, argv := range [][]string{
 		{"/usr/local/bin/crust-csi", "--version"}, {"/usr/bin/mount", "--version"}, {"/usr/bin/umount", "--version"}, {"/usr/sbin/losetup", "--version"},
-		{"/usr/sbin/blkid", "--version"}, {"/usr/sbin/blockdev", "--version"}, {"/usr/sbin/fsck", "--version"}, {"/usr/bin/findmnt", "--version"},
+		{"/usr/sbin/blkid", "--version"}, {"/usr/sbin/blockdev", "--version"}, {"/usr/sbin/fsck", "--version"}, {"/usr/bin/findmnt", "--version"}, {"/usr/bin/prlimit", "--version"},
 		{"/usr/sbin/mkfs.ext4", "-V"}, {"/usr/sbin/e2fsck", "-V"}, {"/usr/sbin/fsck.ext4", "-V"}, {"/usr/sbin/dumpe2fs", "-V"}, {"/usr/sbin/debugfs", "-V"},
 		{"/usr/sbin/mkfs.xfs", "-V"}, {"/usr/sbin/xfs_repair", "-V"}, {"/usr/sbin/xfs_db", "-V"}, {"/usr/sbin/xfs_io", "-V"}, {"/usr/sbin/xfs_growfs", "-V"},
 		{"/usr/bin/qemu-img", "--version"}, {"/usr/bin/sh", "-c", "exit 0"},
