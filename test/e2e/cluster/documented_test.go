@@ -46,8 +46,8 @@ var (
 		{line: inSystem + "exec crust-node-abcde --container crustd -- crustctl list", want: []string{"first"}},
 		{line: inSystem + "logs crust-node-abcde --container crustd", want: []string{"crustd is ready"}},
 		{line: inSystem + "logs deployment/crust-controller --container router", want: []string{"serving"}},
-		{line: inSystem + "logs deployment/crust-controller --container csi-resizer", want: []string{Driver}},
-		{line: inSystem + "logs deployment/crust-controller --container csi-snapshotter", want: []string{Driver}},
+		{line: inSystem + "logs deployment/crust-controller --container csi-resizer", want: []string{"lease"}},
+		{line: inSystem + "logs deployment/crust-controller --container csi-snapshotter", want: []string{"lease"}},
 		{line: inSystem + "exec crust-node-abcde --container crust-csi -- crustctl pool", want: []string{"Free", "Volumes"}},
 		{line: inSystem + "exec crust-node-abcde --container crust-csi -- crustctl volumes --sharing", want: []string{"-vol-"}},
 		{line: inSystem + "exec crust-node-abcde --container crust-csi -- crustctl cbt bases"},
@@ -104,8 +104,8 @@ func documented(s *space) {
 	r.run(upgrading...)
 	s.kubectl("delete", "pod", "first")
 	r.run(draining...)
+	s.kubectl("delete", "pvc", "--all") // one waits for its first consumer, and holds on to the snapshot
 	s.kubectl("delete", "volumesnapshots", "--all")
-	s.kubectl("delete", "pvc", "--all")
 	eventually(s.t, "no volumes are left", func(context.Context) error {
 		if left := s.kubectl("get", "pv,volumesnapshotcontents", "-o", "name"); left != "" {
 			return errors.New(left)
@@ -191,12 +191,15 @@ func (r *reader) run(acts ...act) {
 			node = r.nodePod()
 		}
 		line := strings.NewReplacer("crust-node-abcde", node, "worker-1", Node, "/var/lib/crust", r.space.path("crust")).Replace(a.line)
-		out := r.shell(strings.TrimSpace(line + " " + a.more))
-		for _, want := range a.want {
-			if !strings.Contains(out, want) {
-				r.t.Errorf("%s says nothing of %q:\n%s", a.line, want, out)
+		eventually(r.t, a.line, func(context.Context) error { // a log may come a moment later
+			out := r.shell(strings.TrimSpace(line + " " + a.more))
+			for _, want := range a.want {
+				if !strings.Contains(out, want) {
+					return fmt.Errorf("it says nothing of %q:\n%s", want, out)
+				}
 			}
-		}
+			return nil
+		})
 	}
 }
 
