@@ -31,7 +31,7 @@ cluster: ## Run a one-node Kubernetes with this storage on loopback, until Ctrl-
 .PHONY: e2e
 e2e: ## Test pods in microVMs: by containerd's CRI, and in the one-node Kubernetes
 	@go run ./test/setup -cluster
-	CRUST_REQUIRE=root,vm,cluster go test -count=1 -timeout 60m -v ./test/e2e/cluster
+	CRUST_REQUIRE=root,vm,cluster go test -count=1 -timeout 90m -v ./test/e2e/cluster
 
 .PHONY: bench
 bench: build ## Measure, side by side with the alternatives

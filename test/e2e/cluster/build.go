@@ -13,20 +13,26 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-// upstream are the programs by the module file that pins their version. The version of Kubernetes is told to the linker,
-// because its components compare theirs.
-var upstream = []struct {
+// program is what is built from one module file.
+type program struct {
 	module   string
 	cgo      bool
 	packages []string
 	rename   string // of the only program, if its package has another name
 	ldflags  string
-}{
+
+	dir, key string // where the module file is, and what changes with it; see Build
+}
+
+// upstream are the programs by the module file that pins their version. The version of Kubernetes is told to the linker,
+// because its components compare theirs.
+var upstream = []program{
 	{module: "containerd", cgo: true, packages: []string{
 		"github.com/containerd/containerd/v2/cmd/containerd", "github.com/containerd/containerd/v2/cmd/ctr",
 		"github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2",
@@ -77,30 +83,41 @@ func Build(ctx context.Context, root string, progress io.Writer, modules ...stri
 	if err := exclusively(ctx, lock, progress); err != nil {
 		return "", err
 	}
+	var stale []program
 	for _, u := range upstream {
 		if len(modules) > 0 && !slices.Contains(modules, u.module) {
 			continue
 		}
-		dir := filepath.Join(root, "test/e2e/cluster/modules", u.module)
-		key, err := sourceKey(dir, u.ldflags)
-		if err != nil {
+		u.dir = filepath.Join(root, "test/e2e/cluster/modules", u.module)
+		if u.key, err = sourceKey(u.dir, u.ldflags); err != nil {
 			return "", err
 		}
-		stamp := filepath.Join(cache, u.module+".key")
-		if had, err := os.ReadFile(stamp); err == nil && string(had) == key {
-			continue
+		if had, err := os.ReadFile(filepath.Join(cache, u.module+".key")); err != nil || string(had) != u.key {
+			stale = append(stale, u)
 		}
+	}
+	// What takes the network and what takes the processors is done side by side.
+	fetchCtx, cancel := context.WithCancel(ctx)
+	var fetch sync.WaitGroup
+	defer fetch.Wait()
+	defer cancel()
+	fetch.Go(func() {
+		for _, u := range stale {
+			_ = goTool(fetchCtx, root, u.cgo, append([]string{"list", "-C", u.dir, "-deps"}, u.packages...)...) // if it fails, the build says why
+		}
+	})
+	for _, u := range stale {
 		start := time.Now()
 		fmt.Fprintf(progress, "cluster: building %s (minutes, once)\n", u.module)
 		out := bin + "/"
 		if u.rename != "" {
 			out = filepath.Join(bin, u.rename)
 		}
-		args := append([]string{"build", "-C", dir, "-trimpath", "-ldflags", strings.TrimSpace("-s -w " + u.ldflags), "-o", out}, u.packages...)
+		args := append([]string{"build", "-C", u.dir, "-trimpath", "-ldflags", strings.TrimSpace("-s -w " + u.ldflags), "-o", out}, u.packages...)
 		if err := goTool(ctx, root, u.cgo, args...); err != nil {
 			return "", err
 		}
-		if err := os.WriteFile(stamp, []byte(key), 0o644); err != nil {
+		if err := os.WriteFile(filepath.Join(cache, u.module+".key"), []byte(u.key), 0o644); err != nil {
 			return "", err
 		}
 		fmt.Fprintf(progress, "cluster: built %s in %v\n", u.module, time.Since(start).Round(time.Second))
