@@ -22,7 +22,6 @@ import (
 // program is what is built from one module file.
 type program struct {
 	module   string
-	cgo      bool
 	packages []string
 	rename   string // of the only program, if its package has another name
 	ldflags  string
@@ -33,7 +32,7 @@ type program struct {
 // upstream are the programs by the module file that pins their version. The version of Kubernetes is told to the linker,
 // because its components compare theirs.
 var upstream = []program{
-	{module: "containerd", cgo: true, packages: []string{
+	{module: "containerd", packages: []string{
 		"github.com/containerd/containerd/v2/cmd/containerd", "github.com/containerd/containerd/v2/cmd/ctr",
 		"github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2",
 	}},
@@ -43,11 +42,11 @@ var upstream = []program{
 	}},
 	{module: "etcd", rename: "etcd", packages: []string{"go.etcd.io/etcd/server/v3"}},
 	{module: "provisioner", packages: []string{"github.com/kubernetes-csi/external-provisioner/v6/cmd/csi-provisioner"}},
-	{module: "resizer", packages: []string{"github.com/kubernetes-csi/external-resizer/v2/cmd/csi-resizer"}},
-	{module: "snapshotter", packages: []string{
-		"github.com/kubernetes-csi/external-snapshotter/v8/cmd/csi-snapshotter", "github.com/kubernetes-csi/external-snapshotter/v8/cmd/snapshot-controller",
+	// As few modules as compile, so that they share what they are made of.
+	{module: "sidecars", packages: []string{
+		"github.com/kubernetes-csi/external-resizer/v2/cmd/csi-resizer", "github.com/kubernetes-csi/external-snapshotter/v8/cmd/csi-snapshotter",
+		"github.com/kubernetes-csi/external-snapshotter/v8/cmd/snapshot-controller", "helm.sh/helm/v3/cmd/helm",
 	}},
-	{module: "helm", packages: []string{"helm.sh/helm/v3/cmd/helm"}},
 	{module: "snapshotmetadata", packages: []string{"github.com/kubernetes-csi/external-snapshot-metadata/cmd/csi-snapshot-metadata"}},
 }
 
@@ -103,7 +102,7 @@ func Build(ctx context.Context, root string, progress io.Writer, modules ...stri
 	defer cancel()
 	fetch.Go(func() {
 		for _, u := range stale {
-			_ = goTool(fetchCtx, root, u.cgo, append([]string{"list", "-C", u.dir, "-deps"}, u.packages...)...) // if it fails, the build says why
+			_ = goTool(fetchCtx, root, append([]string{"list", "-C", u.dir, "-deps"}, u.packages...)...) // if it fails, the build says why
 		}
 	})
 	for _, u := range stale {
@@ -114,7 +113,7 @@ func Build(ctx context.Context, root string, progress io.Writer, modules ...stri
 			out = filepath.Join(bin, u.rename)
 		}
 		args := append([]string{"build", "-C", u.dir, "-trimpath", "-ldflags", strings.TrimSpace("-s -w " + u.ldflags), "-o", out}, u.packages...)
-		if err := goTool(ctx, root, u.cgo, args...); err != nil {
+		if err := goTool(ctx, root, args...); err != nil {
 			return "", err
 		}
 		if err := os.WriteFile(filepath.Join(cache, u.module+".key"), []byte(u.key), 0o644); err != nil {
@@ -123,7 +122,7 @@ func Build(ctx context.Context, root string, progress io.Writer, modules ...stri
 		fmt.Fprintf(progress, "cluster: built %s in %v\n", u.module, time.Since(start).Round(time.Second))
 	}
 	ours := filepath.Join(cache, "ours") + "/"
-	return bin, errors.Join(os.MkdirAll(ours, 0o755), goTool(ctx, root, false, "build", "-trimpath", "-o", ours, "./cmd/..."))
+	return bin, errors.Join(os.MkdirAll(ours, 0o755), goTool(ctx, root, "build", "-trimpath", "-o", ours, "./cmd/..."))
 }
 
 // exclusively locks a file until it is closed, when nobody else has it locked.
@@ -161,13 +160,11 @@ func sourceKey(dir, flags string) (string, error) {
 	return hex.EncodeToString(h.Sum(nil)), nil
 }
 
-func goTool(ctx context.Context, dir string, cgo bool, args ...string) error {
+// goTool runs go without cgo, which nothing needs that is built here, so that all programs share what is compiled.
+func goTool(ctx context.Context, dir string, args ...string) error {
 	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if cgo {
-		cmd.Env = append(cmd.Env, "CGO_ENABLED=1")
-	}
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("go %s: %w\n%s", strings.Join(args, " "), err, out)
 	}
