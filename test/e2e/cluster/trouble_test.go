@@ -82,7 +82,7 @@ func copies(s *space) {
 		crash("a snapshot was asked for")
 		s.ready(cut)
 		s.sh("app", "sync")
-		s.claim(restored, "320Mi", from("VolumeSnapshot", cut))
+		s.claim(restored, "256Mi", from("VolumeSnapshot", cut))
 		s.claim(cloned, "256Mi", from("PersistentVolumeClaim", "data"))
 		s.pod(restored, onHost, restored)
 		s.pod(cloned, onHost, cloned)
