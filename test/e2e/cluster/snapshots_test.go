@@ -83,6 +83,7 @@ func group(s *space) {
 		c.Command[2] = "trap exit TERM; i=0; while :; do i=$((i+1)); echo $i >> /data/log; sync; echo $i >> /more/log; sync; done"
 	})
 	s.running("app")
+	s.sh("app", "until [ -s /more/log ]; do sleep 0.1; done") // both have a line by then
 	s.apply(`apiVersion: groupsnapshot.storage.k8s.io/v1
 kind: VolumeGroupSnapshot
 metadata: {name: both}
