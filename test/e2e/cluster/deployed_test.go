@@ -89,11 +89,14 @@ func removal(s *space) {
 		s.t.Errorf("%q", got)
 	}
 	s.gone("app")
+	for _, kind := range []string{"daemonset.apps/", "csidriver.storage.k8s.io/", "clusterrole.rbac.authorization.k8s.io/", "secret/"} {
+		if all := s.ofTheChart(); !strings.Contains(all, kind) {
+			s.t.Fatalf("%s is not among what the chart has made: %s", kind, all)
+		}
+	}
 	s.helm("uninstall", "crust", "--wait", "--timeout", "4m")
 	eventually(s.t, "nothing of the chart is left", func(context.Context) error {
-		kinds := "pods,daemonsets,deployments,replicasets,services,configmaps,secrets,serviceaccounts,roles,rolebindings,poddisruptionbudgets,jobs," +
-			"csidrivers,storageclasses,runtimeclasses,clusterroles,clusterrolebindings,volumesnapshotclasses,snapshotmetadataservices"
-		if left := s.system("get", kinds, "--selector", "app.kubernetes.io/part-of=crust", "-o", "name"); left != "" {
+		if left := s.ofTheChart(); left != "" {
 			return errors.New(left)
 		}
 		return nil
@@ -104,6 +107,14 @@ func removal(s *space) {
 	if got := s.sh("again", "cat /data/f"); got != "kept" {
 		s.t.Errorf("%q", got)
 	}
+}
+
+// ofTheChart lists the objects that carry the chart's label, whatever their kind.
+func (s *space) ofTheChart() string {
+	s.t.Helper()
+	kinds := "pods,daemonsets,deployments,replicasets,services,configmaps,secrets,serviceaccounts,roles,rolebindings,poddisruptionbudgets,jobs," +
+		"csidrivers,storageclasses,runtimeclasses,clusterroles,clusterrolebindings,volumesnapshotclasses,snapshotmetadataservices"
+	return s.system("get", kinds, "--selector", "app.kubernetes.io/part-of=crust", "-o", "name")
 }
 
 // csiSanity asks the installed driver by itself, and through the daemon, where the kubelet asks.
