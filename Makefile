@@ -26,12 +26,12 @@ test: build lint verify ## Check and test everything, VMs included
 .PHONY: cluster
 cluster: ## Run a one-node Kubernetes with this storage on loopback, until Ctrl-C (the first time it builds for long)
 	@go run ./test/setup -cluster
-	@mkdir -p bin && go build -o bin/ ./test/e2e/cluster/up && exec bin/up
+	@mkdir -p bin && CGO_ENABLED=0 go build -trimpath -o bin/ ./test/e2e/cluster/up && exec bin/up
 
 .PHONY: e2e
 e2e: ## Test pods in microVMs: by containerd's CRI, and in the one-node Kubernetes
 	@go run ./test/setup -cluster
-	CRUST_REQUIRE=root,vm,cluster go test -count=1 -timeout 90m -v ./test/e2e/cluster
+	CGO_ENABLED=0 CRUST_REQUIRE=root,vm,cluster go test -trimpath -count=1 -timeout 90m -v ./test/e2e/cluster
 
 .PHONY: bench
 bench: build ## Measure, side by side with the alternatives

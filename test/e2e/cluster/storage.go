@@ -95,10 +95,10 @@ func (c *Cluster) applyAll(ctx context.Context, objects []unstructured.Unstructu
 
 // installTypes installs the types that the chart needs, and objects that are none of its.
 func (c *Cluster) installTypes(ctx context.Context) error {
-	if err := c.applyTypes(ctx, "sidecars", "github.com/kubernetes-csi/external-snapshotter/client/v8", "groupsnapshot.storage.k8s.io", "snapshot.storage.k8s.io"); err != nil {
+	if err := c.applyTypes(ctx, "github.com/kubernetes-csi/external-snapshotter/client/v8", "groupsnapshot.storage.k8s.io", "snapshot.storage.k8s.io"); err != nil {
 		return err
 	}
-	if err := c.applyTypes(ctx, "snapshotmetadata", "github.com/kubernetes-csi/external-snapshot-metadata/client", "cbt.storage.k8s.io"); err != nil {
+	if err := c.applyTypes(ctx, "github.com/kubernetes-csi/external-snapshot-metadata/client", "cbt.storage.k8s.io"); err != nil {
 		return err
 	}
 	return c.Apply(ctx, groupClass)
@@ -187,10 +187,10 @@ func (c *Cluster) makeGuestImage(ctx context.Context) error {
 }
 
 // applyTypes installs the custom resource definitions of some API groups, out of the module that has them, and waits until
-// they are served. The version of the module is that of the programs of the named module file.
-func (c *Cluster) applyTypes(ctx context.Context, program, module string, groups ...string) error {
+// they are served. The version of the module is that of the sidecars.
+func (c *Cluster) applyTypes(ctx context.Context, module string, groups ...string) error {
 	cmd := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", module)
-	cmd.Dir = filepath.Join(c.root, "test/e2e/cluster/modules", program)
+	cmd.Dir = filepath.Join(c.root, "test/e2e/cluster/modules/sidecars")
 	out, err := cmd.Output()
 	if err != nil {
 		return fmt.Errorf("find module %s: %w", module, err)
