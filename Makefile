@@ -7,7 +7,7 @@ BUF := go tool -modfile=tools.mod buf
 
 .PHONY: help
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: build
 build: ## Build all commands into bin/
@@ -29,9 +29,10 @@ cluster: ## Run a one-node Kubernetes with this storage on loopback, until Ctrl-
 	@mkdir -p bin && CGO_ENABLED=0 go build -trimpath -o bin/ ./test/e2e/cluster/up && exec bin/up
 
 .PHONY: e2e
-e2e: ## Test pods in microVMs: by containerd's CRI, and in the one-node Kubernetes
+e2e: ## Test pods in microVMs: by containerd's CRI, and in the one-node Kubernetes (ARGS="-test.run TestDeployed")
 	@go run ./test/setup -cluster
-	CGO_ENABLED=0 CRUST_REQUIRE=root,vm,cluster go test -trimpath -count=1 -timeout 90m -v ./test/e2e/cluster
+	@mkdir -p bin && CGO_ENABLED=0 GOGC=400 go test -trimpath -c -o bin/e2e.test ./test/e2e/cluster
+	cd test/e2e/cluster && CRUST_REQUIRE=root,vm,cluster ../../../bin/e2e.test -test.v -test.timeout 90m $(ARGS)
 
 .PHONY: bench
 bench: build ## Measure, side by side with the alternatives

@@ -42,11 +42,10 @@ var (
 		{pkg: "openssl", tool: "openssl"}, // the documents' commands
 	}
 	clusterNeeds = []need{
-		{pkg: "gcc", tool: "gcc"}, // containerd
-		{pkg: "libc6-dev", file: []string{"/usr/include/stdlib.h"}},
 		{pkg: "runc", tool: "runc"},
 		{pkg: "containernetworking-plugins", file: []string{"/usr/lib/cni/loopback"}},
 		{pkg: "busybox-static", file: []string{"/bin/busybox"}}, // the containers' image
+		{pkg: "skopeo", tool: "skopeo"},                         // docs/install.md copies the image with it
 	}
 )
 

@@ -36,6 +36,7 @@ var upstream = []program{
 		"github.com/containerd/containerd/v2/cmd/containerd", "github.com/containerd/containerd/v2/cmd/ctr",
 		"github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2",
 	}},
+	{module: "etcd", rename: "etcd", packages: []string{"go.etcd.io/etcd/server/v3"}},
 	{module: "kubernetes", ldflags: "-X k8s.io/component-base/version.gitVersion=v1.36.3 -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=36", packages: []string{
 		"k8s.io/kubernetes/cmd/kube-apiserver", "k8s.io/kubernetes/cmd/kube-controller-manager", "k8s.io/kubernetes/cmd/kube-scheduler",
 		"k8s.io/kubernetes/cmd/kubelet", "k8s.io/kubernetes/cmd/kubectl",
@@ -45,7 +46,6 @@ var upstream = []program{
 		"github.com/kubernetes-csi/external-snapshotter/v8/cmd/csi-snapshotter", "github.com/kubernetes-csi/external-snapshotter/v8/cmd/snapshot-controller",
 		"github.com/kubernetes-csi/external-snapshot-metadata/cmd/csi-snapshot-metadata", "helm.sh/helm/v3/cmd/helm",
 	}},
-	{module: "etcd", rename: "etcd", packages: []string{"go.etcd.io/etcd/server/v3"}},
 }
 
 // CacheDir is where programs are kept between runs.
@@ -82,9 +82,6 @@ func Build(ctx context.Context, root string, progress io.Writer, modules ...stri
 	}
 	var stale []program
 	for _, u := range upstream {
-		if len(modules) > 0 && !slices.Contains(modules, u.module) {
-			continue
-		}
 		u.dir = filepath.Join(root, "test/e2e/cluster/modules", u.module)
 		if u.key, err = sourceKey(u.dir, u.ldflags); err != nil {
 			return "", err
@@ -93,7 +90,7 @@ func Build(ctx context.Context, root string, progress io.Writer, modules ...stri
 			stale = append(stale, u)
 		}
 	}
-	// What takes the network and what takes the processors is done side by side.
+	// What takes the network and what takes the processors is done side by side, and the network goes ahead.
 	fetchCtx, cancel := context.WithCancel(ctx)
 	var fetch sync.WaitGroup
 	defer fetch.Wait()
@@ -104,13 +101,17 @@ func Build(ctx context.Context, root string, progress io.Writer, modules ...stri
 		}
 	})
 	for _, u := range stale {
+		if len(modules) > 0 && !slices.Contains(modules, u.module) {
+			continue
+		}
 		start := time.Now()
 		fmt.Fprintf(progress, "cluster: building %s (minutes, once)\n", u.module)
 		out := bin + "/"
 		if u.rename != "" {
 			out = filepath.Join(bin, u.rename)
 		}
-		args := append([]string{"build", "-C", u.dir, "-trimpath", "-ldflags", strings.TrimSpace("-s -w " + u.ldflags), "-o", out}, u.packages...)
+		// Not with -trimpath, by which a package depends on what its module had been before it was replaced.
+		args := append([]string{"build", "-C", u.dir, "-ldflags", strings.TrimSpace("-s -w " + u.ldflags), "-o", out}, u.packages...)
 		if err := goTool(ctx, root, args...); err != nil {
 			return "", err
 		}

@@ -14,7 +14,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// images is the registry of the images that are made here; nothing is ever fetched from it.
+// images is the registry that the images which are made here are named after; nothing is ever fetched from it.
 const images = "crust.dev/test"
 
 // The sidecars' programs, by the names that their images have in the chart.
@@ -43,16 +43,13 @@ func (c *Cluster) makeImages(ctx context.Context) error {
 	if err := c.makeGuestImage(ctx); err != nil {
 		return err
 	}
-	out := c.path("images")
+	out := filepath.Dir(c.nodeImage())
 	cmd := exec.CommandContext(ctx, "go", "run", "./deploy/images", "-o", out, "--arch", "amd64", "--name", images+"/crust-node:test")
 	cmd.Dir = c.root
 	if text, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("deploy/images: %w: %s", err, text)
 	}
-	archives, err := filepath.Glob(filepath.Join(out, "*.tar"))
-	if err != nil {
-		return err
-	}
+	archives := []string{c.nodeImage()}
 	for _, image := range sidecars {
 		name, _, _ := strings.Cut(image, ":")
 		archive := filepath.Join(out, name+".sidecar")
@@ -66,8 +63,11 @@ func (c *Cluster) makeImages(ctx context.Context) error {
 			return err
 		}
 	}
-	return os.RemoveAll(out)
+	return nil
 }
+
+// nodeImage is the archive that `make images` makes.
+func (c *Cluster) nodeImage() string { return c.path("images", "crust-node.tar") }
 
 // deploy installs the chart, with helm, as docs/install.md says.
 func (c *Cluster) deploy(ctx context.Context) error {

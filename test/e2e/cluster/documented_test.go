@@ -4,11 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"log"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/google/go-containerregistry/pkg/registry"
 
 	"crust.dev/crust/test/docs"
 )
@@ -30,8 +35,9 @@ var (
 		{line: "kubectl label namespace crust-system pod-security.kubernetes.io/enforce=privileged"},
 	}
 	firstPodActs = []act{
+		{line: "skopeo copy --all oci-archive:bin/images/crust-node.tar docker://registry.example.com/storage/crust-node:0.1.0", more: "--dest-tls-verify=false"},
 		{line: "helm install crust deploy/helm/crust --namespace crust-system --create-namespace --set image.registry=registry.example.com/storage",
-			more: "--values values.yaml --set image.registry=" + images},
+			more: "--values values.yaml --set image.tag=0.1.0"},
 		{line: inSystem + "rollout status daemonset/crust-node"},
 		{line: inSystem + "exec daemonset/crust-node --container crustd -- crustctl status", want: []string{"Default handler", Driver}},
 		{line: "kubectl apply --filename first.yaml"},
@@ -53,7 +59,7 @@ var (
 		{line: inSystem + "exec crust-node-abcde --container crust-csi -- crustctl cbt bases"},
 	}
 	upgrading = []act{
-		{line: "helm upgrade crust deploy/helm/crust --namespace crust-system --reset-then-reuse-values --set image.tag=0.2.0", more: "--set image.tag=test --set log.level=debug --wait"},
+		{line: "helm upgrade crust deploy/helm/crust --namespace crust-system --reset-then-reuse-values --set image.tag=0.2.0", more: "--set image.tag=0.1.0 --set log.level=debug --wait"},
 		{line: inSystem + "rollout status daemonset/crust-node"},
 		{line: "helm rollback crust --namespace crust-system", more: "--wait"},
 	}
@@ -79,12 +85,11 @@ var (
 var elsewhere = map[string]string{
 	"make images ":           "the images of this cluster are made by what it calls",
 	"ctr --namespace k8s.io": "this is how the images of this cluster have come to its node",
-	"skopeo copy ":           "it takes a registry",
 	"openssl ":               "all of them are run, by their block",
 	"crust-csi repair ":      "tests of csiplugin, on pools that lack more",
 }
 
-// documented does what the documents say. It ends with nothing installed.
+// documented does what the documents say, with a registry from which the pods' image is pulled. It ends with nothing installed.
 func documented(s *space) {
 	blocks, err := docs.Blocks(filepath.Join(s.root, "docs"))
 	must(s.t, err)
@@ -159,14 +164,19 @@ func object(s *space, blocks []docs.Block, text string) string {
 // reader is somebody who types in what documents say, in a directory with a copy of the repository.
 type reader struct {
 	*space
-	dir string
+	dir      string
+	registry string // host and port
 }
 
 // newReader prepares a directory. What is done without a namespace is done in the scenario's.
 func newReader(s *space) *reader {
 	s.t.Helper()
-	r := &reader{s, s.t.TempDir()}
+	server := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
+	s.t.Cleanup(server.Close)
+	r := &reader{s, s.t.TempDir(), server.Listener.Addr().String()}
 	must(s.t, os.Symlink(filepath.Join(s.root, "deploy"), r.path("deploy")))
+	must(s.t, os.MkdirAll(r.path("bin"), 0o700))
+	must(s.t, os.Symlink(filepath.Dir(s.nodeImage()), r.path("bin", "images")))
 	must(s.t, os.Symlink(s.valuesFile(), r.path("values.yaml")))
 	raw, err := os.ReadFile(s.Kubeconfig())
 	must(s.t, err)
@@ -175,7 +185,9 @@ func newReader(s *space) *reader {
 	return r
 }
 
-func (r *reader) path(name string) string { return filepath.Join(r.dir, name) }
+func (r *reader) path(elem ...string) string {
+	return filepath.Join(append([]string{r.dir}, elem...)...)
+}
 
 func (r *reader) write(name, text string) {
 	r.t.Helper()
@@ -190,7 +202,7 @@ func (r *reader) run(acts ...act) {
 		if strings.Contains(a.line, "crust-node-abcde") {
 			node = r.nodePod()
 		}
-		line := strings.NewReplacer("crust-node-abcde", node, "worker-1", Node, "/var/lib/crust", r.space.path("crust")).Replace(a.line)
+		line := strings.NewReplacer("crust-node-abcde", node, "worker-1", Node, "registry.example.com", r.registry, "/var/lib/crust", r.space.path("crust")).Replace(a.line)
 		eventually(r.t, a.line, func(context.Context) error { // a log may come a moment later
 			out := r.shell(strings.TrimSpace(line + " " + a.more))
 			for _, want := range a.want {
