@@ -25,12 +25,12 @@ test: build lint verify ## Check and test everything, VMs included
 
 .PHONY: cluster
 cluster: ## Run a one-node Kubernetes with this storage on loopback, until Ctrl-C (the first time it builds for long)
-	@go run ./test/setup -cluster
+	@CGO_ENABLED=0 go run -trimpath ./test/setup -cluster
 	@mkdir -p bin && CGO_ENABLED=0 go build -trimpath -o bin/ ./test/e2e/cluster/up && exec bin/up
 
 .PHONY: e2e
 e2e: ## Test pods in microVMs: by containerd's CRI, and in the one-node Kubernetes (ARGS="-test.run TestDeployed")
-	@go run ./test/setup -cluster
+	@CGO_ENABLED=0 go run -trimpath ./test/setup -cluster
 	@mkdir -p bin && CGO_ENABLED=0 GOGC=400 go test -trimpath -c -o bin/e2e.test ./test/e2e/cluster
 	cd test/e2e/cluster && CRUST_REQUIRE=root,vm,cluster ../../../bin/e2e.test -test.v -test.timeout 90m $(ARGS)
 

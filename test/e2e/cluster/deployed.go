@@ -44,10 +44,8 @@ func (c *Cluster) makeImages(ctx context.Context) error {
 		return err
 	}
 	out := filepath.Dir(c.nodeImage())
-	cmd := exec.CommandContext(ctx, "go", "run", "./deploy/images", "-o", out, "--arch", "amd64", "--name", images+"/crust-node:test")
-	cmd.Dir = c.root
-	if text, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("deploy/images: %w: %s", err, text)
+	if err := goTool(ctx, c.root, "run", "-trimpath", "./deploy/images", "-o", out, "--arch", "amd64", "--name", images+"/crust-node:test"); err != nil {
+		return err
 	}
 	archives := []string{c.nodeImage()}
 	for _, image := range sidecars {

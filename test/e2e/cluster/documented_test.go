@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/google/go-containerregistry/pkg/registry"
 
@@ -203,6 +204,7 @@ func (r *reader) run(acts ...act) {
 			node = r.nodePod()
 		}
 		line := strings.NewReplacer("crust-node-abcde", node, "worker-1", Node, "registry.example.com", r.registry, "/var/lib/crust", r.space.path("crust")).Replace(a.line)
+		start := time.Now()
 		eventually(r.t, a.line, func(context.Context) error { // a log may come a moment later
 			out := r.shell(strings.TrimSpace(line + " " + a.more))
 			for _, want := range a.want {
@@ -212,6 +214,7 @@ func (r *reader) run(acts ...act) {
 			}
 			return nil
 		})
+		r.t.Logf("%v: %s", time.Since(start).Round(time.Second/10), a.line)
 	}
 }
 
