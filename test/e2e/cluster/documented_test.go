@@ -112,8 +112,13 @@ func documented(s *space) {
 	r.run(draining...)
 	s.kubectl("delete", "pvc", "--all") // one waits for its first consumer, and holds on to the snapshot
 	s.kubectl("delete", "volumesnapshots", "--all")
+	start, last := time.Now(), ""
 	eventually(s.t, "no volumes are left", func(context.Context) error {
 		if left := s.kubectl("get", "pv,volumesnapshotcontents", "-o", "name"); left != "" {
+			if left != last {
+				s.t.Logf("%v: still there: %s", time.Since(start).Round(time.Second/10), strings.Fields(left))
+				last = left
+			}
 			return errors.New(left)
 		}
 		return nil
