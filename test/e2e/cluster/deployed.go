@@ -134,12 +134,16 @@ func (c *Cluster) Helm(ctx context.Context, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// install installs the chart and waits until its pods are ready.
+// install installs the chart and waits until its pods are ready. helm is content with a DaemonSet of which one pod is not, by its
+// maxUnavailable, and that is all of them on one node.
 func (c *Cluster) install(ctx context.Context) error {
 	out, err := c.Helm(ctx, "install", "crust", filepath.Join(c.root, "deploy/helm/crust"), "--values", c.valuesFile(), "--wait", "--timeout", "4m").CombinedOutput()
 	if err != nil {
 		pods, _ := c.Kubectl(ctx, "--namespace", namespace, "describe", "pods").CombinedOutput()
 		return fmt.Errorf("helm install: %w: %s\n%s", err, out, pods)
+	}
+	if out, err := c.Kubectl(ctx, "--namespace", namespace, "rollout", "status", "daemonset/crust-node", "--timeout=4m").CombinedOutput(); err != nil {
+		return fmt.Errorf("the node's pods are not ready: %w: %s", err, out)
 	}
 	return nil
 }
