@@ -54,7 +54,7 @@ func commandLine(c Config, fds descriptors) []string {
 
 // emulated are the kernel's arguments where every instruction is translated, and where a guest is for trying things out: without
 // what protects from hardware's faults and from attackers, and without a check of the timer that fails on a busy host. They
-// save a quarter of the time to boot. The kernel's Documentation/admin-guide/kernel-parameters.txt has them all.
+// save about one of the six seconds that a boot takes. The kernel's Documentation/admin-guide/kernel-parameters.txt has them all.
 var emulated = []string{"mitigations=off", "cryptomgr.notests", "init_on_alloc=0", "no_timer_check"}
 
 func kernelArgs(c Config) []string {
