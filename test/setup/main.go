@@ -22,8 +22,8 @@ type need struct {
 	tool string   // or this must be found
 }
 
-// demoNeeds are what the demo needs, testNeeds what the tests need beyond that, and clusterNeeds what the cluster and its
-// tests need beyond the demo's.
+// demoNeeds are what the demo needs, commonNeeds what all tests need beyond that, and testNeeds and clusterNeeds what one kind
+// of them needs beyond both.
 var (
 	demoNeeds = []need{
 		{pkg: "qemu-system-x86", tool: "qemu-system-x86_64"},
@@ -33,13 +33,15 @@ var (
 		{pkg: "mount", tool: "mount"},
 		{pkg: "dpkg", tool: "dpkg-deb"},
 	}
+	commonNeeds = []need{
+		{pkg: "qemu-utils", tool: "qemu-img"}, // backing images
+		{pkg: "openssl", tool: "openssl"},     // the documents' commands
+	}
 	testNeeds = []need{
 		{pkg: "gcc", tool: "gcc"}, // go test -race
 		{pkg: "libc6-dev", file: []string{"/usr/include/stdlib.h"}},
 		{pkg: "btrfs-progs", tool: "mkfs.btrfs"},
 		{pkg: "cryptsetup-bin", tool: "cryptsetup"},
-		{pkg: "qemu-utils", tool: "qemu-img"},
-		{pkg: "openssl", tool: "openssl"}, // the documents' commands
 	}
 	clusterNeeds = []need{
 		{pkg: "runc", tool: "runc"},
@@ -56,6 +58,9 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
 	needs := demoNeeds
+	if *test || *cluster {
+		needs = append(needs, commonNeeds...)
+	}
 	if *test {
 		needs = append(needs, testNeeds...)
 	}
