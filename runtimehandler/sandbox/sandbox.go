@@ -31,6 +31,9 @@ const (
 	infoTimeout = 30 * time.Second
 	// stopTimeout bounds everything between the wish to stop and the end of the VM.
 	stopTimeout = 90 * time.Second
+	// reportTimeout bounds what is told to crustd after that. If it is not there, nobody waits for it: it finds out when the
+	// processes have ended.
+	reportTimeout = 5 * time.Second
 )
 
 // Config is one sandbox. Paths are absolute.
@@ -81,7 +84,8 @@ func New(c Config) (*Sandbox, error) {
 }
 
 // Run boots the machine, mounts the volumes, calls ready, and stays until ctx ends or the machine does. Then it gives
-// everything back. It returns nil only if the volumes were unmounted by the guest and given back.
+// everything back. It returns nil only if the volumes were unmounted by the guest. If crustd is not there then, they are
+// free once this process has ended.
 func (s *Sandbox) Run(ctx context.Context, ready func(Info)) (err error) {
 	if s.directory, err = claimDirectory(s.config.Root, s.config.ID); err != nil {
 		return err
@@ -197,12 +201,17 @@ func (s *Sandbox) mount(ctx context.Context) error {
 // end has the guest unmount everything and stops the machine, by force if it must, and gives the volumes back. It does
 // not listen to ctx, which has ended as a rule.
 func (s *Sandbox) end(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)
-	defer cancel()
 	defer s.client.Close()
-	stopErr := s.vm.Stop(ctx)
+	stopCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)
+	defer cancel()
+	err := s.vm.Stop(stopCtx)
 	// The machine's process is gone: what could not be unmounted is free all the same.
-	return errors.Join(stopErr, s.volumes.ReleaseDead(ctx))
+	reportCtx, cancelReport := context.WithTimeout(context.WithoutCancel(ctx), reportTimeout)
+	defer cancelReport()
+	if unheard := s.volumes.ReleaseDead(reportCtx); unheard != nil {
+		s.config.Log.WarnContext(ctx, "crustd is not told that the volumes are free; it finds out when this process has ended", rpc.LogError, unheard)
+	}
+	return err
 }
 
 // VM is the machine. It is there from the call of ready on.

@@ -77,11 +77,11 @@ type session struct {
 
 // Connect registers a sandbox with the daemon whose runtime socket is at path. It keeps trying until ctx ends if the
 // daemon does not run yet, but not if the daemon refuses. From then on the client registers again whenever the
-// connection breaks, until Close.
+// connection breaks, until Close. log should say which sandbox it is about.
 func Connect(ctx context.Context, path string, sandbox Sandbox, log *slog.Logger) (*Client, error) {
 	c := &Client{
 		endpoint: path,
-		log:      log.With(rpc.LogSandbox, sandbox.ID),
+		log:      log,
 		done:     make(chan struct{}),
 		changed:  make(chan struct{}),
 		request: &runtimev1.RegisterSandboxRequest{
@@ -123,8 +123,10 @@ func (c *Client) keep(ctx context.Context, s *session) {
 		}
 		c.set(nil)
 		// A refusal is not final here: the daemon may still take the former registration for alive.
+		logged := ""
 		next, err := c.register(ctx, func(err error) bool {
-			if !errors.Is(err, errdefs.ErrUnavailable) {
+			if text := err.Error(); text != logged && !errors.Is(err, errdefs.ErrUnavailable) {
+				logged = text
 				c.log.WarnContext(ctx, "crustd refuses the sandbox", rpc.LogError, err)
 			}
 			return true

@@ -2,8 +2,10 @@ package shim_test
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"net"
+	"time"
 
 	"github.com/containerd/ttrpc"
 
@@ -29,6 +31,10 @@ func runPod(ctx context.Context, vm machine, id string, mounts []shim.Mount, res
 		return err
 	}
 	address := "/run/example/" + id + ".sock"
+	listener, err := rpc.Listen(ctx, address) // crustd tries it when the sandbox registers
+	if err != nil {
+		return err
+	}
 	client, err := shim.Connect(ctx, "/run/crust/runtime.sock", shim.Sandbox{
 		ID:      id,
 		Runtime: "example",
@@ -38,16 +44,12 @@ func runPod(ctx context.Context, vm machine, id string, mounts []shim.Mount, res
 		Capabilities: runtimehandler.Capabilities{
 			Format: true, Check: true, Grow: true, OnlineExpand: true, Group: true, SubPath: true, Freeze: true,
 		},
-	}, slog.Default())
+	}, slog.With("sandbox", id))
 	if err != nil {
-		return err
+		return errors.Join(err, listener.Close())
 	}
 	defer client.Close()
 	volumes := shim.NewVolumes(client, vm, vm.Agent())
-	listener, err := rpc.Listen(ctx, address)
-	if err != nil {
-		return err
-	}
 	serving, stop := context.WithCancel(ctx)
 	defer stop()
 	go serve(serving, listener, volumes)
@@ -74,6 +76,8 @@ func runPod(ctx context.Context, vm machine, id string, mounts []shim.Mount, res
 	if err := vm.Stop(ctx); err != nil {
 		return err
 	}
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second) // if crustd is not there, it finds out when this process has ended
+	defer cancel()
 	return volumes.ReleaseDead(ctx)
 }
 

@@ -253,7 +253,9 @@ func (v *Volumes) Release(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// ReleaseDead says that all volumes are free because the virtual machine has ended and its process is gone.
+// ReleaseDead says that all volumes are free because the virtual machine has ended and its process is gone. It waits for the
+// daemon until ctx ends, which should be soon: a daemon that restarts meanwhile refuses to register a machine that has ended,
+// and it takes the volumes back anyway when the shim's process ends, too.
 func (v *Volumes) ReleaseDead(ctx context.Context) error {
 	var errs []error
 	for _, vol := range v.all() {

@@ -123,6 +123,18 @@ func TestKilled(t *testing.T) {
 		if got := sh(t, s, "cat /data/file"); got != "kept\nmeanwhile" {
 			t.Errorf("the file has %q", got)
 		}
+		sh(t, s, "echo unheard >> /data/file")
+		n.Daemon.Kill()
+		must(t, s.Stop(ctx(t)))
+		must(t, n.StartDaemon(ctx(t)))
+	})
+	t.Run("and what ended while crustd was away has ended", func(t *testing.T) {
+		eventually(t, "unpublish", func() error { return v.Unpublish(ctx(t)) })
+		must(t, v.Publish(ctx(t), "third"))
+		s := sandbox(t, n, "third", node.Mount{Source: v.Target(), Destination: "/data"})
+		if got := sh(t, s, "cat /data/file"); got != "kept\nmeanwhile\nunheard" {
+			t.Errorf("the file has %q", got)
+		}
 		must(t, s.Stop(ctx(t)))
 	})
 }

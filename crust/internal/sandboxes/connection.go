@@ -53,9 +53,12 @@ const reachTime = 5 * time.Second
 // reach finds out whether crustd can call a shim. Otherwise the first to notice would be whoever expands a volume that is mounted
 // already.
 func reach(ctx context.Context, address string) error {
-	ctx, cancel := context.WithTimeout(ctx, reachTime)
+	dialCtx, cancel := context.WithTimeout(ctx, reachTime)
 	defer cancel()
-	client, err := rpc.DialTTRPC(ctx, address)
+	client, err := rpc.DialTTRPC(dialCtx, address)
+	if ctx.Err() != nil { // nobody waits any more, or crustd is about to end: that says nothing of the shim
+		return fmt.Errorf("reach the shim: %v: %w", context.Cause(ctx), errdefs.ErrUnavailable)
+	}
 	if err != nil {
 		return fmt.Errorf("crustd cannot reach the shim: %v; it has to be served before it is registered, in a directory that crustd sees, too (in a pod of the chart: beneath /run/crust): %w",
 			err, errdefs.ErrFailedPrecondition)

@@ -426,7 +426,8 @@ const (
 // then takes its volumes back. Every call is idempotent.
 type SandboxesClient interface {
 	// RegisterSandbox announces a sandbox before it mounts anything. A shim that loses its connection dials again and
-	// registers again, with the same request. ALREADY_EXISTS if another living process has registered the id.
+	// registers again, with the same request, as long as its machine runs; after that its own end is enough. ALREADY_EXISTS
+	// if another living process has registered the id, FAILED_PRECONDITION if vmm_pid has ended or nobody listens at address.
 	RegisterSandbox(ctx context.Context, in *RegisterSandboxRequest, opts ...grpc.CallOption) (*RegisterSandboxResponse, error)
 	// ResolveMounts tells which of a container's OCI mounts are deferrals, and claims those for this sandbox. It is all
 	// or nothing: FAILED_PRECONDITION, with nothing claimed, if one of them is held by another living sandbox.
@@ -495,7 +496,8 @@ func (c *sandboxesClient) ReportReleased(ctx context.Context, in *ReportReleased
 // then takes its volumes back. Every call is idempotent.
 type SandboxesServer interface {
 	// RegisterSandbox announces a sandbox before it mounts anything. A shim that loses its connection dials again and
-	// registers again, with the same request. ALREADY_EXISTS if another living process has registered the id.
+	// registers again, with the same request, as long as its machine runs; after that its own end is enough. ALREADY_EXISTS
+	// if another living process has registered the id, FAILED_PRECONDITION if vmm_pid has ended or nobody listens at address.
 	RegisterSandbox(context.Context, *RegisterSandboxRequest) (*RegisterSandboxResponse, error)
 	// ResolveMounts tells which of a container's OCI mounts are deferrals, and claims those for this sandbox. It is all
 	// or nothing: FAILED_PRECONDITION, with nothing claimed, if one of them is held by another living sandbox.
