@@ -15,19 +15,24 @@ import (
 	"crust.dev/crust/runtimehandler/sandbox"
 )
 
+// slow is how long something may take that is not logged: whoever wonders where the minutes of a test have gone finds them.
+const slow = 5 * time.Second
+
 // eventually repeats something until it succeeds.
 func eventually(t testing.TB, what string, try func(context.Context) error) {
 	t.Helper()
-	for ctx := step(t); ; {
-		err := try(ctx)
-		if err == nil {
-			return
-		}
+	ctx, start := step(t), time.Now()
+	var last error
+	for err := try(ctx); err != nil; err = try(ctx) {
+		last = err
 		select {
 		case <-ctx.Done():
 			t.Fatalf("%s: %v", what, err)
 		case <-time.After(100 * time.Millisecond):
 		}
+	}
+	if took := time.Since(start); last != nil && took > slow {
+		t.Logf("%v: %s; the last that was in the way: %v", took.Round(time.Second/10), what, last)
 	}
 }
 

@@ -23,19 +23,13 @@ func TestDeployed(t *testing.T) {
 // helm runs a command of helm that must succeed.
 func (s *space) helm(args ...string) {
 	s.t.Helper()
-	if out, err := s.Helm(step(s.t), args...).CombinedOutput(); err != nil {
-		s.t.Fatalf("helm %s: %v\n%s", strings.Join(args, " "), err, out)
-	}
+	s.succeeds(s.Helm(step(s.t), args...))
 }
 
 // system runs a command of kubectl that must succeed, in the namespace of the release.
 func (s *space) system(args ...string) string {
 	s.t.Helper()
-	out, err := s.Kubectl(step(s.t), append([]string{"--namespace", namespace}, args...)...).CombinedOutput()
-	if err != nil {
-		s.t.Fatalf("kubectl %s: %v\n%s", strings.Join(args, " "), err, out)
-	}
-	return string(out)
+	return s.succeeds(s.Kubectl(step(s.t), append([]string{"--namespace", namespace}, args...)...))
 }
 
 // upgrade replaces the node's pods under a running microVM by an upgrade, and by taking that back.

@@ -12,7 +12,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/google/go-containerregistry/pkg/registry"
 
@@ -112,13 +111,8 @@ func documented(s *space) {
 	r.run(draining...)
 	s.kubectl("delete", "pvc", "--all") // one waits for its first consumer, and holds on to the snapshot
 	s.kubectl("delete", "volumesnapshots", "--all")
-	start, last := time.Now(), ""
 	eventually(s.t, "no volumes are left", func(context.Context) error {
 		if left := s.kubectl("get", "pv,volumesnapshotcontents", "-o", "name"); left != "" {
-			if left != last {
-				s.t.Logf("%v: still there: %s", time.Since(start).Round(time.Second/10), strings.Fields(left))
-				last = left
-			}
 			return errors.New(left)
 		}
 		return nil
@@ -209,7 +203,6 @@ func (r *reader) run(acts ...act) {
 			node = r.nodePod()
 		}
 		line := strings.NewReplacer("crust-node-abcde", node, "worker-1", Node, "registry.example.com", r.registry, "/var/lib/crust", r.space.path("crust")).Replace(a.line)
-		start := time.Now()
 		eventually(r.t, a.line, func(context.Context) error { // a log may come a moment later
 			out := r.shell(strings.TrimSpace(line + " " + a.more))
 			for _, want := range a.want {
@@ -219,7 +212,6 @@ func (r *reader) run(acts ...act) {
 			}
 			return nil
 		})
-		r.t.Logf("%v: %s", time.Since(start).Round(time.Second/10), a.line)
 	}
 }
 
@@ -242,9 +234,5 @@ func (r *reader) shell(script string) string {
 	cmd := exec.CommandContext(step(r.t), "bash", "-euc", script)
 	cmd.Dir = r.dir
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+r.path("admin.conf"), "PATH="+r.bin+":"+r.ours+":"+os.Getenv("PATH"))
-	out, err := cmd.CombinedOutput()
-	if err != nil {
-		r.t.Fatalf("%s: %v\n%s", script, err, out)
-	}
-	return string(out)
+	return r.succeeds(cmd)
 }

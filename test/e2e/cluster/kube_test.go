@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -141,9 +142,19 @@ func (k *kube) in(t testing.TB, name string) *space {
 // kubectl runs a command that must succeed, in the namespace, and returns what it prints.
 func (s *space) kubectl(args ...string) string {
 	s.t.Helper()
-	out, err := s.Kubectl(step(s.t), append([]string{"--namespace", s.name}, args...)...).CombinedOutput()
+	return s.succeeds(s.Kubectl(step(s.t), append([]string{"--namespace", s.name}, args...)...))
+}
+
+// succeeds runs a command that must, and returns what it prints.
+func (s *space) succeeds(cmd *exec.Cmd) string {
+	s.t.Helper()
+	start := time.Now()
+	out, err := cmd.CombinedOutput()
 	if err != nil {
-		s.t.Fatalf("kubectl %s: %v\n%s", strings.Join(args, " "), err, out)
+		s.t.Fatalf("%s: %v\n%s", cmd, err, out)
+	}
+	if took := time.Since(start); took > slow {
+		s.t.Logf("%v: %s", took.Round(time.Second/10), cmd)
 	}
 	return string(out)
 }
@@ -153,9 +164,7 @@ func (s *space) apply(yaml string) {
 	s.t.Helper()
 	cmd := s.Kubectl(step(s.t), "--namespace", s.name, "apply", "-f", "-")
 	cmd.Stdin = strings.NewReader(yaml)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		s.t.Fatalf("kubectl apply: %v\n%s", err, out)
-	}
+	s.succeeds(cmd)
 }
 
 // claim makes a claim of the storage class for a filesystem.

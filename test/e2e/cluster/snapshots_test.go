@@ -121,9 +121,7 @@ func (s *space) goldenImage() string {
 		{"mkfs.ext4", "-q", "-d", filepath.Join(dir, "root"), raw, "64M"},
 		{"qemu-img", "convert", "-f", "raw", "-O", "qcow2", raw, image},
 	} {
-		if out, err := exec.CommandContext(step(s.t), argv[0], argv[1:]...).CombinedOutput(); err != nil {
-			s.t.Fatalf("%v: %v: %s", argv, err, out)
-		}
+		s.succeeds(exec.CommandContext(step(s.t), argv[0], argv[1:]...))
 	}
 	return image
 }
