@@ -16,7 +16,7 @@ import (
 )
 
 // slow is how long something may take that is not logged: whoever wonders where the minutes of a test have gone finds them.
-const slow = 5 * time.Second
+const slow = 15 * time.Second
 
 // eventually repeats something until it succeeds.
 func eventually(t testing.TB, what string, try func(context.Context) error) {
