@@ -1,12 +1,10 @@
 package router_test
 
 import (
-	"bytes"
 	"context"
 	"crypto/tls"
 	"fmt"
 	"net"
-	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -24,6 +22,7 @@ import (
 	"google.golang.org/protobuf/testing/protocmp"
 
 	"crust.dev/crust/csiplugin/internal/routing"
+	"crust.dev/crust/test/halt"
 )
 
 const mib = 1 << 20
@@ -331,18 +330,7 @@ func (c *cluster) hangs(t *testing.T) {
 	m := c.members[1]
 	volume := m.create(t, "hangs")
 	snapshot := m.snapshot(t, "hangs before", volume)
-	must(t, m.cmd.Process.Signal(syscall.SIGSTOP))
-	defer func() { must(t, m.cmd.Process.Signal(syscall.SIGCONT)) }()
-	eventually(t, func() error { // its threads stop one after the other
-		tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", m.cmd.Process.Pid))
-		must(t, err)
-		for _, task := range tasks {
-			if stat, err := os.ReadFile(task); err == nil && !bytes.Contains(stat, []byte(") T ")) {
-				return fmt.Errorf("it still runs: %s", stat)
-			}
-		}
-		return nil
-	})
+	defer halt.Process(t, m.cmd.Process.Pid)()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	_, err := c.control.ControllerGetVolume(ctx, &csi.ControllerGetVolumeRequest{VolumeId: volume})

@@ -5,7 +5,6 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -15,6 +14,8 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/testing/protocmp"
+
+	"crust.dev/crust/test/halt"
 )
 
 // call is one that an end answers.
@@ -307,9 +308,9 @@ func (c *cluster) probed(t *testing.T) {
 		return exec.CommandContext(ctx, c.bin, "probe", "--endpoint", "unix://"+c.router.socket).Run()
 	}
 	eventually(t, probe)
-	must(t, c.router.cmd.Process.Signal(syscall.SIGSTOP))
+	goOn := halt.Process(t, c.router.cmd.Process.Pid)
 	err := probe()
-	must(t, c.router.cmd.Process.Signal(syscall.SIGCONT))
+	goOn()
 	if err == nil {
 		t.Error("a router that stands still is well")
 	}

@@ -262,8 +262,9 @@ func TestWaitsForSize(t *testing.T) {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			t.Fatal(err)
 		}
-		set := func(file, content string) {
-			if err := os.WriteFile(filepath.Join(dir, file), []byte(content), 0o600); err != nil {
+		set := func(file, content string) { // at once, as the kernel does: whoever reads meanwhile never sees half of it
+			next := filepath.Join(sys, file)
+			if err := errors.Join(os.WriteFile(next, []byte(content), 0o600), os.Rename(next, filepath.Join(dir, file))); err != nil {
 				t.Error(err)
 			}
 		}

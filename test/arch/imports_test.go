@@ -73,7 +73,7 @@ var rules = []rule{
 }
 
 // testsMayImport are packages that tests of any package may use.
-var testsMayImport = []string{"test/priv", "test/vm", "test/kata", "runtimehandler/kata", "runtimehandler/kata/assist", "runtimehandler/kata/config", "runtimehandler/handlertest", "runtimehandler/fake", "runtimehandler/cli", "runtimehandler/remote", "runtimehandler/shim"}
+var testsMayImport = []string{"test/halt", "test/priv", "test/vm", "test/kata", "runtimehandler/kata", "runtimehandler/kata/assist", "runtimehandler/kata/config", "runtimehandler/handlertest", "runtimehandler/fake", "runtimehandler/cli", "runtimehandler/remote", "runtimehandler/shim"}
 
 func TestImports(t *testing.T) {
 	for _, p := range list(t) {

@@ -11,17 +11,9 @@ import (
 	"github.com/containerd/errdefs"
 
 	"crust.dev/crust/protocol/rpc"
+	"crust.dev/crust/test/halt"
 	"crust.dev/crust/test/node"
 )
-
-// halt stops a process until the function that it returns is called.
-func halt(t *testing.T, pid int) (goOn func()) {
-	t.Helper()
-	must(t, syscall.Kill(pid, syscall.SIGSTOP))
-	goOn = func() { _ = syscall.Kill(pid, syscall.SIGCONT) }
-	t.Cleanup(goOn)
-	return goOn
-}
 
 // stats asks for a volume's stats with the patience of a person.
 func stats(t *testing.T, v *node.Volume) error {
@@ -45,7 +37,7 @@ func TestStopped(t *testing.T) {
 	b := sandbox(t, n, "well", node.Mount{Source: well.Target(), Destination: "/data"})
 	for name, pid := range map[string]int{"the guest": a.VMM, "the shim": a.Process.PID()} {
 		t.Run(name, func(t *testing.T) {
-			goOn := halt(t, pid)
+			goOn := halt.Process(t, pid)
 			if err := stats(t, hung); !gaveUp(err) {
 				t.Errorf("stats of the stopped one: %v", err)
 			}
@@ -64,7 +56,7 @@ func TestStopped(t *testing.T) {
 		})
 	}
 	t.Run("the driver", func(t *testing.T) {
-		goOn := halt(t, n.Driver.PID())
+		goOn := halt.Process(t, n.Driver.PID())
 		for _, v := range []*node.Volume{hung, well} {
 			if err := stats(t, v); err != nil {
 				t.Errorf("stats of a mounted volume: %v", err)

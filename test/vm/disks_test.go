@@ -17,6 +17,7 @@ import (
 	guestv1 "crust.dev/crust/protocol/crust/guest/v1"
 	"crust.dev/crust/protocol/rpc"
 	"crust.dev/crust/runtimehandler/qemu"
+	"crust.dev/crust/test/halt"
 	"crust.dev/crust/test/priv"
 	"crust.dev/crust/test/vm"
 )
@@ -213,11 +214,8 @@ func blockDevice(t *testing.T, m *vm.Machine) {
 func unwilling(t *testing.T, m *vm.Machine) {
 	path := newImage(t, mib)
 	attach(t, m, "stuck", path)
-	if err := unix.Kill(m.PID(), unix.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
-	resume := sync.OnceFunc(func() { _ = unix.Kill(m.PID(), unix.SIGCONT) })
-	defer resume()
+	goOn := halt.Process(t, m.PID())
+	defer goOn()
 	ctx, cancel := timeout(t, time.Second)
 	defer cancel()
 	if err := m.DetachDisk(ctx, "stuck"); !errors.Is(err, errdefs.ErrUnavailable) {
@@ -232,7 +230,7 @@ func unwilling(t *testing.T, m *vm.Machine) {
 	if !holds(m.PID(), path) {
 		t.Error("it was to count as attached, and is not open")
 	}
-	resume()
+	goOn()
 	m.Detach(t, "stuck")
 	m.Detach(t, "stuck-2")
 	if holds(m.PID(), path) {
@@ -247,9 +245,7 @@ func TestHungGuest(t *testing.T) {
 	m := vm.Start(t)
 	path := newImage(t, mib)
 	m.Attach(t, qemu.Disk{Serial: "hung", Path: path})
-	if err := unix.Kill(m.PID(), unix.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	halt.Process(t, m.PID())
 	ctx, cancel := timeout(t, time.Second)
 	defer cancel()
 	if _, err := m.Agent().GetInfo(ctx, &guestv1.GetInfoRequest{}); err == nil {
