@@ -28,8 +28,8 @@ const startTimeout = 5 * time.Minute
 type Cluster struct {
 	// Dir has everything: configuration, data, logs.
 	Dir string
-	// Etcd to Kubelet are the components, as they were last started, Driver and Daemon crust-csi and crustd, and the last two sidecars.
-	Etcd, APIServer, ControllerManager, Scheduler, Containerd, Kubelet, Driver, Daemon, Provisioner, Snapshotter *Process
+	// Etcd to Kubelet are the components, as they were last started, Driver and Daemon crust-csi and crustd, and the next two sidecars.
+	Etcd, APIServer, ControllerManager, Scheduler, Containerd, Kubelet, Driver, Daemon, Provisioner, Snapshotter, SnapshotController *Process
 
 	bin, ours, root string
 	runtimeSocket   string // where shims find crustd

@@ -16,7 +16,7 @@ func TestDeployed(t *testing.T) {
 	startKube(t, StartDeployed).play(t, []scenario{
 		{"first-pod", firstPod}, {"expansion", expansion}, {"taking-turns", takingTurns}, {"snapshots", snapshots},
 		{"group", group}, {"backing-images", backingImages}, {"changed-blocks", changedBlocks},
-		{"upgrade", upgrade}, {"removal", removal}, {"csi-sanity", csiSanity}, {"documented", documented},
+		{"upgrade", upgrade}, {"without-controller", withoutController}, {"removal", removal}, {"csi-sanity", csiSanity}, {"documented", documented},
 	})
 }
 
@@ -65,6 +65,53 @@ func upgrade(s *space) {
 	if got := s.sh("next", "cat /data/f"); got != strings.TrimSpace(want) {
 		s.t.Errorf("%q", got)
 	}
+}
+
+// withoutController: the nodes cut their snapshots themselves, and the controller takes over what they have cut.
+func withoutController(s *space) {
+	s.claim("data", "256Mi")
+	s.pod("app", microVM, "data")
+	s.running("app")
+	s.sh("app", "echo one > /data/f; sync")
+	s.snapshot("of-the-controller", "data", "crust")
+
+	args := s.SnapshotController.Args()
+	must(s.t, s.SnapshotController.Restart(append(args, "--enable-distributed-snapshotting")))
+	s.t.Cleanup(func() { must(s.t, s.SnapshotController.Restart(args)) })
+	s.helm("upgrade", "crust", s.root+"/deploy/helm/crust", "--reset-then-reuse-values", "--wait", "--timeout", "4m",
+		"--set", "controller.enabled=false,snapshotMetadata.enabled=false,snapshots.groups=false,snapshots.sidecar=node")
+	s.t.Cleanup(func() {
+		s.helm("rollback", "crust", "--wait", "--timeout", "4m")
+		s.system("rollout", "status", "daemonset/crust-node", "--timeout=4m")
+		s.kubectl("delete", "volumesnapshots", "--all", "--timeout=4m")
+		eventually(s.t, "the controller deletes what the node has cut", func(context.Context) error {
+			if left := s.kubectl("get", "volumesnapshotcontents", "-o", "name"); left != "" {
+				return errors.New(left)
+			}
+			return nil
+		})
+	})
+	s.system("rollout", "status", "daemonset/crust-node", "--timeout=4m")
+	if left := s.system("get", "deployments", "-o", "name"); left != "" {
+		s.t.Errorf("there is %s", left)
+	}
+	s.sh("app", "echo two > /data/f") // and no sync
+	s.snapshot("of-the-node", "data", "crust-filesystem")
+	for snapshot, want := range map[string]string{"of-the-controller": "one", "of-the-node": "two"} {
+		s.claim(snapshot, "256Mi", from("VolumeSnapshot", snapshot))
+		s.pod(snapshot, microVM, snapshot)
+		s.running(snapshot)
+		if got := s.sh(snapshot, "cat /data/f"); got != want {
+			s.t.Errorf("snapshot %s has %q", snapshot, got)
+		}
+		s.gone(snapshot)
+	}
+
+	// What a node is to delete needs the label that only the contents of its time have been given.
+	content := s.kubectl("get", "volumesnapshot", "of-the-controller", "-o", "jsonpath={.status.boundVolumeSnapshotContentName}")
+	s.kubectl("label", "volumesnapshotcontent", content, "snapshot.storage.kubernetes.io/managed-by="+Node)
+	s.kubectl("delete", "volumesnapshot", "of-the-controller", "--timeout=4m")
+	s.kubectl("wait", "volumesnapshotcontent/"+content, "--for=delete", "--timeout=4m")
 }
 
 // removal: helm uninstall is refused while a pod has a volume, and what is installed anew finds the data.

@@ -83,10 +83,11 @@ var (
 
 // elsewhere are the beginnings of commands that are run by other tests, or by none.
 var elsewhere = map[string]string{
-	"make images ":           "the images of this cluster are made by what it calls",
-	"ctr --namespace k8s.io": "this is how the images of this cluster have come to its node",
-	"openssl ":               "all of them are run, by their block",
-	"crust-csi repair ":      "tests of csiplugin, on pools that lack more",
+	"make images ":                         "the images of this cluster are made by what it calls",
+	"kubectl label volumesnapshotcontent ": "without-controller, which has a content from before",
+	"ctr --namespace k8s.io":               "this is how the images of this cluster have come to its node",
+	"openssl ":                             "all of them are run, by their block",
+	"crust-csi repair ":                    "tests of csiplugin, on pools that lack more",
 }
 
 // documented does what the documents say, with a registry from which the pods' image is pulled. It ends with nothing installed.

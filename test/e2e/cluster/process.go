@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -91,6 +92,16 @@ func (p *Process) Kill() {
 	_ = cmd.Process.Kill()
 	<-done
 }
+
+// Restart ends the program, which is none that is kept, and starts it with other arguments.
+func (p *Process) Restart(args []string) error {
+	p.Kill()
+	p.argv = append(p.argv[:1:1], args...)
+	return p.Start()
+}
+
+// Args are the program's arguments.
+func (p *Process) Args() []string { return slices.Clone(p.argv[1:]) }
 
 // Stop asks the program to end, for good, and waits for it.
 func (p *Process) Stop() error {
