@@ -14,6 +14,7 @@ import (
 
 	"crust.dev/crust/runtimehandler/qemu"
 	"crust.dev/crust/runtimehandler/qemu/image"
+	"crust.dev/crust/test/priv"
 	"crust.dev/crust/test/vm"
 )
 
@@ -30,10 +31,13 @@ func TestProbeOverride(t *testing.T) {
 	}
 }
 
-// needKVM skips where there is no /dev/kvm, whether or not it works.
+// needKVM skips where there is no /dev/kvm, whether or not it works. Where CRUST_REQUIRE contains "kvm" it fails instead.
 func needKVM(t *testing.T) {
 	t.Helper()
 	f, err := os.OpenFile("/dev/kvm", os.O_RDWR, 0)
+	if err != nil && priv.Required("kvm") {
+		t.Fatalf("CRUST_REQUIRE demands /dev/kvm: %v", err)
+	}
 	if err != nil {
 		t.Skipf("without /dev/kvm there is nothing to probe: %v", err)
 	}

@@ -16,7 +16,7 @@ func Program(t testing.TB, name string) {
 	if _, err := exec.LookPath(name); err == nil {
 		return
 	}
-	if required("root") {
+	if Required("root") {
 		t.Fatalf("CRUST_REQUIRE demands a machine that has everything, and this one lacks %s", name)
 	}
 	t.Skip("needs ", name)
@@ -28,12 +28,13 @@ func Root(t testing.TB) {
 	if os.Geteuid() == 0 {
 		return
 	}
-	if required("root") {
+	if Required("root") {
 		t.Fatal("CRUST_REQUIRE demands root, and this is not root")
 	}
 	t.Skip("needs root")
 }
 
-func required(what string) bool {
+// Required is whether CRUST_REQUIRE, a list with commas, has a word: tests that need what it stands for are not skipped but fail.
+func Required(what string) bool {
 	return slices.Contains(strings.Split(os.Getenv("CRUST_REQUIRE"), ","), what)
 }

@@ -7,8 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -17,6 +15,7 @@ import (
 
 	"crust.dev/crust/runtimehandler/qemu"
 	"crust.dev/crust/runtimehandler/qemu/image"
+	"crust.dev/crust/test/priv"
 )
 
 // ToolPath is where the program test/vm/tool is in the guest.
@@ -25,13 +24,13 @@ const ToolPath = "/usr/bin/tool"
 // Need skips a test where something is missing to boot a VM. Where CRUST_REQUIRE contains "vm", as in CI, it fails instead.
 func Need(t testing.TB) {
 	t.Helper()
-	if testing.Short() {
+	if testing.Short() && !priv.Required("vm") {
 		t.Skip("boots a VM")
 	}
 	_, err := environment()
 	switch {
 	case err == nil:
-	case slices.Contains(strings.Split(os.Getenv("CRUST_REQUIRE"), ","), "vm"):
+	case priv.Required("vm"):
 		t.Fatalf("CRUST_REQUIRE demands VMs: %v", err)
 	case errors.Is(err, errdefs.ErrNotFound):
 		t.Skipf("needs a VM: %v", err)

@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -20,7 +19,7 @@ import (
 // need skips a test unless CRUST_REQUIRE has "cluster": the programs take many minutes to build.
 func need(t testing.TB) {
 	t.Helper()
-	if !slices.Contains(strings.Split(os.Getenv("CRUST_REQUIRE"), ","), "cluster") {
+	if !priv.Required("cluster") {
 		t.Skip("runs where CRUST_REQUIRE contains cluster, as make e2e has it")
 	}
 	priv.Root(t)
