@@ -28,8 +28,9 @@ const startTimeout = 5 * time.Minute
 type Cluster struct {
 	// Dir has everything: configuration, data, logs.
 	Dir string
-	// Etcd to Kubelet are the components, as they were last started, Driver and Daemon crust-csi and crustd, and the next two sidecars.
-	Etcd, APIServer, ControllerManager, Scheduler, Containerd, Kubelet, Driver, Daemon, Provisioner, Snapshotter, SnapshotController *Process
+	// Etcd to Kubelet are the components, as they were last started, SnapshotController one that has nothing of a driver. Driver
+	// and Daemon, crust-csi and crustd, and the two sidecars are pods of their own in a cluster of [StartDeployed], and nil.
+	Etcd, APIServer, ControllerManager, Scheduler, Containerd, Kubelet, SnapshotController, Driver, Daemon, Provisioner, Snapshotter *Process
 
 	bin, ours, root string
 	runtimeSocket   string // where shims find crustd

@@ -107,7 +107,7 @@ func (c *Cluster) deploy(ctx context.Context) error {
 	if err := c.installTypes(ctx); err != nil {
 		return err
 	}
-	if c.SnapshotController, err = c.start("snapshot-controller", nil, c.program("snapshot-controller"), "--kubeconfig", c.Kubeconfig(), "--feature-gates=CSIVolumeGroupSnapshot=true"); err != nil {
+	if err := c.startSnapshotController(); err != nil {
 		return err
 	}
 	for _, args := range [][]string{

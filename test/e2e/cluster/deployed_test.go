@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"crust.dev/crust/protocol/csi/deferred"
+	"crust.dev/crust/test/docs"
 	"crust.dev/crust/test/sanity"
 )
 
@@ -24,6 +26,13 @@ func TestDeployed(t *testing.T) {
 func (s *space) helm(args ...string) {
 	s.t.Helper()
 	s.succeeds(s.Helm(step(s.t), args...))
+}
+
+// roll runs a command of helm that gives the release another revision, and waits until the pods are of it.
+func (s *space) roll(args ...string) {
+	s.t.Helper()
+	s.helm(append(args, "--wait", "--timeout", "4m")...)
+	s.system("rollout", "status", "daemonset/crust-node", "--timeout=4m")
 }
 
 // system runs a command of kubectl that must succeed, in the namespace of the release.
@@ -44,8 +53,7 @@ func upgrade(s *space) {
 		{"rollback", "crust"},
 	} {
 		before := s.system("get", "pods", "--selector", "app.kubernetes.io/component=node", "-o", "name")
-		s.helm(append(args, "--wait", "--timeout", "4m")...)
-		s.system("rollout", "status", "daemonset/crust-node", "--timeout=4m")
+		s.roll(args...)
 		if after := s.system("get", "pods", "--selector", "app.kubernetes.io/component=node", "-o", "name"); after == before {
 			s.t.Errorf("helm %s has replaced nothing: %s", args[0], after)
 		}
@@ -67,36 +75,27 @@ func upgrade(s *space) {
 	}
 }
 
-// withoutController: the nodes cut their snapshots themselves, and the controller takes over what they have cut.
+// withoutController: as the documents say, the nodes cut their snapshots themselves, and delete those from before; then the
+// controller takes over what they have cut.
 func withoutController(s *space) {
+	blocks, err := docs.Blocks(filepath.Join(s.root, "docs"))
+	must(s.t, err)
+	r := newReader(s)
+	r.write("nodes.yaml", block(s, blocks, "yaml values", "sidecar: node"))
 	s.claim("data", "256Mi")
 	s.pod("app", microVM, "data")
 	s.running("app")
 	s.sh("app", "echo one > /data/f; sync")
 	s.snapshot("of-the-controller", "data", "crust")
 
-	args := s.SnapshotController.Args()
-	must(s.t, s.SnapshotController.Restart(append(args, "--enable-distributed-snapshotting")))
-	s.t.Cleanup(func() { must(s.t, s.SnapshotController.Restart(args)) })
-	s.helm("upgrade", "crust", s.root+"/deploy/helm/crust", "--reset-then-reuse-values", "--wait", "--timeout", "4m",
-		"--set", "controller.enabled=false,snapshotMetadata.enabled=false,snapshots.groups=false,snapshots.sidecar=node")
-	s.t.Cleanup(func() {
-		s.helm("rollback", "crust", "--wait", "--timeout", "4m")
-		s.system("rollout", "status", "daemonset/crust-node", "--timeout=4m")
-		s.kubectl("delete", "volumesnapshots", "--all", "--timeout=4m")
-		eventually(s.t, "the controller deletes what the node has cut", func(context.Context) error {
-			if left := s.kubectl("get", "volumesnapshotcontents", "-o", "name"); left != "" {
-				return errors.New(left)
-			}
-			return nil
-		})
-	})
-	s.system("rollout", "status", "daemonset/crust-node", "--timeout=4m")
-	if left := s.system("get", "deployments", "-o", "name"); left != "" {
-		s.t.Errorf("there is %s", left)
-	}
+	s.SnapshotController.Kill()
+	must(s.t, s.SnapshotController.Start("--enable-distributed-snapshotting"))
+	s.roll("upgrade", "crust", s.root+"/deploy/helm/crust", "--reset-then-reuse-values", "--values", r.path("nodes.yaml"),
+		"--set", "snapshotMetadata.enabled=false,snapshots.groups=false")
+	s.system("wait", "pods", "--selector", "app.kubernetes.io/component=controller", "--for=delete", "--timeout=4m")
 	s.sh("app", "echo two > /data/f") // and no sync
 	s.snapshot("of-the-node", "data", "crust-filesystem")
+	before, cut := s.content("of-the-controller"), s.content("of-the-node")
 	for snapshot, want := range map[string]string{"of-the-controller": "one", "of-the-node": "two"} {
 		s.claim(snapshot, "256Mi", from("VolumeSnapshot", snapshot))
 		s.pod(snapshot, microVM, snapshot)
@@ -106,12 +105,17 @@ func withoutController(s *space) {
 		}
 		s.gone(snapshot)
 	}
+	s.kubectl("delete", "volumesnapshot", "of-the-controller", "--wait=false")
+	s.kubectl("wait", "volumesnapshotcontent/"+before, "--for=jsonpath={.metadata.deletionTimestamp}", "--timeout=4m")
+	r.names = append(r.names, "snapcontent-abcde", before)
+	r.run(labelling)
+	s.kubectl("wait", "volumesnapshotcontent/"+before, "--for=delete", "--timeout=4m")
 
-	// What a node is to delete needs the label that only the contents of its time have been given.
-	content := s.kubectl("get", "volumesnapshot", "of-the-controller", "-o", "jsonpath={.status.boundVolumeSnapshotContentName}")
-	s.kubectl("label", "volumesnapshotcontent", content, "snapshot.storage.kubernetes.io/managed-by="+Node)
-	s.kubectl("delete", "volumesnapshot", "of-the-controller", "--timeout=4m")
-	s.kubectl("wait", "volumesnapshotcontent/"+content, "--for=delete", "--timeout=4m")
+	s.roll("rollback", "crust")
+	s.SnapshotController.Kill()
+	must(s.t, s.SnapshotController.Start())
+	s.kubectl("delete", "volumesnapshot", "of-the-node", "--timeout=4m")
+	s.kubectl("wait", "volumesnapshotcontent/"+cut, "--for=delete", "--timeout=4m")
 }
 
 // removal: helm uninstall is refused while a pod has a volume, and what is installed anew finds the data.

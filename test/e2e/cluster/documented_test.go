@@ -78,16 +78,16 @@ var (
 		{line: "chattr -R -i /var/lib/crust/pool"},
 		{line: "rm -r /var/lib/crust /run/crust"},
 	}
+	labelling    = act{line: "kubectl label volumesnapshotcontent snapcontent-abcde snapshot.storage.kubernetes.io/managed-by=worker-1"} // by withoutController
 	throwingAway = act{line: "helm uninstall crust --namespace crust-system --no-hooks", more: "--wait"}
 )
 
 // elsewhere are the beginnings of commands that are run by other tests, or by none.
 var elsewhere = map[string]string{
-	"make images ":                         "the images of this cluster are made by what it calls",
-	"kubectl label volumesnapshotcontent ": "without-controller, which has a content from before",
-	"ctr --namespace k8s.io":               "this is how the images of this cluster have come to its node",
-	"openssl ":                             "all of them are run, by their block",
-	"crust-csi repair ":                    "tests of csiplugin, on pools that lack more",
+	"make images ":           "the images of this cluster are made by what it calls",
+	"ctr --namespace k8s.io": "this is how the images of this cluster have come to its node",
+	"openssl ":               "all of them are run, by their block",
+	"crust-csi repair ":      "tests of csiplugin, on pools that lack more",
 }
 
 // documented does what the documents say, with a registry from which the pods' image is pulled. It ends with nothing installed.
@@ -101,9 +101,9 @@ func documented(s *space) {
 	s.kubectl("delete", "namespace", namespace)
 	r.run(installing...)
 	s.system("create", "secret", "tls", "metadata", "--cert", s.pki("apiserver.crt"), "--key", s.pki("apiserver.key"))
-	r.write("first.yaml", strings.ReplaceAll(object(s, blocks, "kind: Pod"), "image: busybox", "image: "+Image+"\n      imagePullPolicy: Never"))
+	r.write("first.yaml", strings.ReplaceAll(block(s, blocks, "yaml", "kind: Pod"), "image: busybox", "image: "+Image+"\n      imagePullPolicy: Never"))
 	r.run(firstPodActs...)
-	r.write("backup.yaml", object(s, blocks, "kind: VolumeSnapshot"))
+	r.write("backup.yaml", block(s, blocks, "yaml", "kind: VolumeSnapshot"))
 	r.run(looking...)
 	s.kubectl("apply", "--filename", r.path("backup.yaml"))
 	s.ready("monday")
@@ -130,7 +130,7 @@ func documented(s *space) {
 func everyCommandIsKnown(s *space, blocks []docs.Block) {
 	s.t.Helper()
 	lines := docs.Commands(blocks)
-	all := slices.Concat(installing, firstPodActs, looking, upgrading, draining, removing, []act{throwingAway})
+	all := slices.Concat(installing, firstPodActs, looking, upgrading, draining, removing, []act{labelling, throwingAway})
 	for _, a := range all {
 		if !slices.Contains(lines, a.line) {
 			s.t.Errorf("no document has %q", a.line)
@@ -150,11 +150,11 @@ func everyCommandIsKnown(s *space, blocks []docs.Block) {
 	}
 }
 
-// object is the documented block of objects that has a text.
-func object(s *space, blocks []docs.Block, text string) string {
+// block is the documented block of a kind that has a text at the end of a line.
+func block(s *space, blocks []docs.Block, kind, text string) string {
 	s.t.Helper()
 	for _, b := range blocks {
-		if b.Info == "yaml" && strings.Contains(b.Text, text+"\n") {
+		if b.Info == kind && strings.Contains(b.Text, text+"\n") {
 			return b.Text
 		}
 	}
@@ -165,8 +165,8 @@ func object(s *space, blocks []docs.Block, text string) string {
 // reader is somebody who types in what documents say, in a directory with a copy of the repository.
 type reader struct {
 	*space
-	dir      string
-	registry string // host and port
+	dir   string
+	names []string // what the documents call things, each followed by what it is called here
 }
 
 // newReader prepares a directory. What is done without a namespace is done in the scenario's.
@@ -174,7 +174,9 @@ func newReader(s *space) *reader {
 	s.t.Helper()
 	server := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
 	s.t.Cleanup(server.Close)
-	r := &reader{s, s.t.TempDir(), server.Listener.Addr().String()}
+	r := &reader{s, s.t.TempDir(), []string{
+		"worker-1", Node, "registry.example.com", server.Listener.Addr().String(), "/var/lib/crust", s.path("crust"),
+	}}
 	must(s.t, os.Symlink(filepath.Join(s.root, "deploy"), r.path("deploy")))
 	must(s.t, os.MkdirAll(r.path("bin"), 0o700))
 	must(s.t, os.Symlink(filepath.Dir(s.nodeImage()), r.path("bin", "images")))
@@ -203,7 +205,7 @@ func (r *reader) run(acts ...act) {
 		if strings.Contains(a.line, "crust-node-abcde") {
 			node = r.nodePod()
 		}
-		line := strings.NewReplacer("crust-node-abcde", node, "worker-1", Node, "registry.example.com", r.registry, "/var/lib/crust", r.space.path("crust")).Replace(a.line)
+		line := strings.NewReplacer(append([]string{"crust-node-abcde", node}, r.names...)...).Replace(a.line)
 		eventually(r.t, a.line, func(context.Context) error { // a log may come a moment later
 			out := r.shell(strings.TrimSpace(line + " " + a.more))
 			for _, want := range a.want {

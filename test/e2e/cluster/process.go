@@ -49,8 +49,8 @@ func (c *Cluster) startKept(name string, env []string, argv ...string) (*Process
 // Log is the file with the output.
 func (p *Process) Log() string { return filepath.Join(p.dir, "logs", p.Name+".log") }
 
-// Start starts the program, again if it has ended.
-func (p *Process) Start() error {
+// Start starts the program, again if it has ended, this time with more arguments than its own.
+func (p *Process) Start(more ...string) error {
 	log, err := os.OpenFile(p.Log(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
@@ -61,7 +61,7 @@ func (p *Process) Start() error {
 	if p.stopped {
 		return nil
 	}
-	cmd := exec.Command(p.argv[0], p.argv[1:]...)
+	cmd := exec.Command(p.argv[0], slices.Concat(p.argv[1:], more)...)
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.Env = append(os.Environ(), p.env...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
@@ -92,16 +92,6 @@ func (p *Process) Kill() {
 	_ = cmd.Process.Kill()
 	<-done
 }
-
-// Restart ends the program, which is none that is kept, and starts it with other arguments.
-func (p *Process) Restart(args []string) error {
-	p.Kill()
-	p.argv = append(p.argv[:1:1], args...)
-	return p.Start()
-}
-
-// Args are the program's arguments.
-func (p *Process) Args() []string { return slices.Clone(p.argv[1:]) }
 
 // Stop asks the program to end, for good, and waits for it.
 func (p *Process) Stop() error {

@@ -39,6 +39,12 @@ func (s *space) ready(snapshot string) {
 	s.kubectl("wait", "volumesnapshot/"+snapshot, "--for=jsonpath={.status.readyToUse}=true", "--timeout=4m")
 }
 
+// content is the VolumeSnapshotContent of a snapshot.
+func (s *space) content(snapshot string) string {
+	s.t.Helper()
+	return s.kubectl("get", "volumesnapshot", snapshot, "-o", "jsonpath={.status.boundVolumeSnapshotContentName}")
+}
+
 // snapshots: a running pod's volume is cut, restored and cloned, larger too, and its copies stay what they were.
 func snapshots(s *space) {
 	s.claim("data", "256Mi")
@@ -240,7 +246,7 @@ subjects: [{kind: ServiceAccount, name: backup, namespace: %s}]
 		spec.Resources.Requests[corev1.ResourceStorage] = resource.MustParse("256Mi")
 	}
 	for _, name := range []string{"monday", "tuesday"} {
-		s.kubectl("annotate", "volumesnapshotcontent", s.kubectl("get", "volumesnapshot", name, "-o", "jsonpath={.status.boundVolumeSnapshotContentName}"),
+		s.kubectl("annotate", "volumesnapshotcontent", s.content(name),
 			"snapshot.storage.kubernetes.io/allow-volume-mode-change=true")
 		s.claim(name, "256Mi", from("VolumeSnapshot", name), raw)
 	}

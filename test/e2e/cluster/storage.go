@@ -150,6 +150,9 @@ func (c *Cluster) startStorage(ctx context.Context) error {
 	if err := c.Daemon.await(ctx, listens(c.path("runtime.sock"))); err != nil {
 		return err
 	}
+	if err := c.startSnapshotController(); err != nil {
+		return err
+	}
 	socket := "--csi-address=" + c.path("csi.sock")
 	for name, args := range map[string][]string{
 		"csi-provisioner": {
@@ -161,7 +164,6 @@ func (c *Cluster) startStorage(ctx context.Context) error {
 		"csi-snapshot-metadata": {
 			"--kubeconfig", controller, socket, "--port", c.port("snapshot-metadata"), "--tls-cert", c.pki("apiserver.crt"), "--tls-key", c.pki("apiserver.key"),
 		},
-		"snapshot-controller": {"--kubeconfig", c.Kubeconfig(), "--feature-gates=CSIVolumeGroupSnapshot=true"},
 	} {
 		p, err := c.startKept(name, []string{"NODE_NAME=" + Node, "NAMESPACE=" + namespace}, append([]string{c.program(name)}, args...)...)
 		if err != nil {
@@ -175,6 +177,12 @@ func (c *Cluster) startStorage(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// startSnapshotController starts what a cluster has one of, whatever drivers it has.
+func (c *Cluster) startSnapshotController() (err error) {
+	c.SnapshotController, err = c.start("snapshot-controller", nil, c.program("snapshot-controller"), "--kubeconfig", c.Kubeconfig(), "--feature-gates=CSIVolumeGroupSnapshot=true")
+	return err
 }
 
 // makeGuestImage makes the image that microVMs boot.
