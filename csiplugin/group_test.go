@@ -29,26 +29,41 @@ import (
 type daemon struct {
 	runtimev1.UnsafeConsistencyServer
 	mu      sync.Mutex
-	events  []string
+	events  []string // this and what follows only with mu: it is called by other goroutines
 	refuse  error
 	tooLate bool
 }
 
-func (d *daemon) note(format string, args ...any) {
+// note appends an event, and returns how the daemon is to behave.
+func (d *daemon) note(format string, args ...any) (refuse error, tooLate bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.events = append(d.events, fmt.Sprintf(format, args...))
+	return d.refuse, d.tooLate
+}
+
+// behave forgets all events, and says how the daemon is to behave from now on.
+func (d *daemon) behave(refuse error, tooLate bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.events, d.refuse, d.tooLate = nil, refuse, tooLate
+}
+
+// noted are the events since then.
+func (d *daemon) noted() []string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.Clone(d.events)
 }
 
 func (d *daemon) FreezeVolumes(_ context.Context, req *runtimev1.FreezeVolumesRequest) (*runtimev1.FreezeVolumesResponse, error) {
 	limit := req.GetTimeLimit().AsDuration()
-	d.note("freeze %d of %s, limited %t", len(req.GetVolumeIds()), req.GetDriver(), limit > 0 && limit <= time.Minute)
-	return &runtimev1.FreezeVolumesResponse{Frozen: req.GetVolumeIds()}, d.refuse
+	refuse, _ := d.note("freeze %d of %s, limited %t", len(req.GetVolumeIds()), req.GetDriver(), limit > 0 && limit <= time.Minute)
+	return &runtimev1.FreezeVolumesResponse{Frozen: req.GetVolumeIds()}, refuse
 }
 
 func (d *daemon) ThawVolumes(_ context.Context, req *runtimev1.ThawVolumesRequest) (*runtimev1.ThawVolumesResponse, error) {
-	d.note("thaw %d", len(req.GetVolumeIds()))
-	if d.tooLate {
+	if _, tooLate := d.note("thaw %d", len(req.GetVolumeIds())); tooLate {
 		return nil, fmt.Errorf("it has thawed by itself: %w", errdefs.ErrFailedPrecondition)
 	}
 	return &runtimev1.ThawVolumesResponse{}, nil
@@ -101,22 +116,22 @@ func TestAFilesystemConsistentSnapshot(t *testing.T) {
 	h, d := newHostWithDaemon(t)
 	v := h.sandboxed("v")
 	req := &csi.CreateSnapshotRequest{Name: "s", SourceVolumeId: v.id, Parameters: filesystemConsistent}
-	d.refuse = fmt.Errorf("the sandbox does not answer: %w", errdefs.ErrUnavailable)
+	d.behave(fmt.Errorf("the sandbox does not answer: %w", errdefs.ErrUnavailable), false)
 	_, err := h.control.CreateSnapshot(h.call(), req)
 	wantCode(t, err, codes.Unavailable, "does not answer", v.id)
-	d.refuse, d.tooLate = nil, true
+	d.behave(nil, true)
 	_, err = h.control.CreateSnapshot(h.call(), req)
 	wantCode(t, err, codes.Unavailable, "thawed")
 	if got := h.objects(); len(got) != 1 {
 		t.Errorf("a snapshot that is not consistent was kept: %v", got)
 	}
-	d.events, d.tooLate = nil, false
+	d.behave(nil, false)
 	_, err = h.control.CreateSnapshot(h.call(), req)
 	must(t, err)
 	_, err = h.control.CreateSnapshot(h.call(), &csi.CreateSnapshotRequest{Name: "crash", SourceVolumeId: v.id})
 	must(t, err)
-	if want := []string{"freeze 1 of csi.crust.dev, limited true", "cut", "thaw 1", "cut"}; !slices.Equal(d.events, want) {
-		t.Errorf("got %q, want %q", d.events, want)
+	if want := []string{"freeze 1 of csi.crust.dev, limited true", "cut", "thaw 1", "cut"}; !slices.Equal(d.noted(), want) {
+		t.Errorf("got %q, want %q", d.noted(), want)
 	}
 	v.giveBack("v")
 }
@@ -145,10 +160,10 @@ func TestWhatADeadProcessLeftFrozenIsThawed(t *testing.T) {
 		if place := end(); place != "filesystems frozen" {
 			t.Fatalf("%s: killed at %q", name, place)
 		}
-		d.events = nil
+		d.behave(nil, false)
 		h.start()
-		if n := len(d.events); n != c.thawed || d.events[0] != "thaw 1" {
-			t.Errorf("%s: got %q, want %d thawed", name, d.events, c.thawed)
+		if events := d.noted(); len(events) != c.thawed || events[0] != "thaw 1" {
+			t.Errorf("%s: got %q, want %d thawed", name, events, c.thawed)
 		}
 		must(t, c.call())
 	}
@@ -190,8 +205,8 @@ func TestAGroupSnapshot(t *testing.T) {
 	a, b, rest := h.sandboxed("a"), h.sandboxed("b"), h.create("rest", block(), nil)
 	g, err := h.groupSnapshot("g", b.id, rest.id, a.id)
 	must(t, err)
-	if want := []string{"freeze 2 of csi.crust.dev, limited true", "cut", "cut", "cut", "thaw 2"}; !slices.Equal(d.events, want) {
-		t.Errorf("got %q, want %q", d.events, want)
+	if want := []string{"freeze 2 of csi.crust.dev, limited true", "cut", "cut", "cut", "thaw 2"}; !slices.Equal(d.noted(), want) {
+		t.Errorf("got %q, want %q", d.noted(), want)
 	}
 	var ids []string
 	for _, s := range g.GetSnapshots() {

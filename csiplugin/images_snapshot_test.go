@@ -301,7 +301,7 @@ func TestImagesOfAVolumeInASandbox(t *testing.T) {
 		"somebody must and nobody can": {fmt.Errorf("this runtime cannot freeze: %w", errdefs.ErrFailedPrecondition), filesystemConsistent, "", codes.FailedPrecondition, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			d.events, d.refuse = nil, row.refuse
+			d.behave(row.refuse, false)
 			parameters := map[string]string{"type": "bi"}
 			maps.Copy(parameters, row.parameters)
 			_, err := h.control.CreateSnapshot(h.call(), &csi.CreateSnapshotRequest{Name: name, SourceVolumeId: v.id, Parameters: parameters})
@@ -309,8 +309,8 @@ func TestImagesOfAVolumeInASandbox(t *testing.T) {
 			if got := h.images()[name].GetConsistency(); got != row.want {
 				t.Errorf("it is %q, want %q", got, row.want)
 			}
-			if len(d.events) != row.events {
-				t.Errorf("the daemon was asked for %q", d.events)
+			if events := d.noted(); len(events) != row.events {
+				t.Errorf("the daemon was asked for %q", events)
 			}
 		})
 	}
